@@ -1,0 +1,1 @@
+"""Leadframe on the host processor, through torch."""

@@ -1,0 +1,1 @@
+"""Leadframe on NVIDIA GPUs, with Triton kernels."""

@@ -1,0 +1,1 @@
+"""Leadframe on AMD GPUs, with Triton kernels."""

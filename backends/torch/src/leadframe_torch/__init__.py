@@ -1,0 +1,1 @@
+"""What every Leadframe backend on torch arrays shares."""

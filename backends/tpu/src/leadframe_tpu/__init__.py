@@ -1,0 +1,1 @@
+"""Leadframe on TPUs, with JAX and Pallas; needs no torch."""

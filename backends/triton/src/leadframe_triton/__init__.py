@@ -1,0 +1,1 @@
+"""The Triton kernels that the CUDA and ROCm backends of Leadframe share."""

@@ -1,0 +1,1 @@
+"""Leadframe on Intel GPUs, through IPEX and its successors."""

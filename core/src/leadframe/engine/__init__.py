@@ -1,0 +1,1 @@
+"""Leadframe's engine package."""

@@ -1,0 +1,1 @@
+"""Leadframe's kv_cache package."""

@@ -1,0 +1,11 @@
+"""The version of the platform contract that this core serves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CONTRACT: Final[tuple[int, int]] = (1, 0)
+"""(major, minor). A minor release only adds; a major release may remove or change."""
+
+ENTRY_POINT_GROUP: Final = "leadframe"
+"""The entry-point group of plugins; an entry point's name is its `--device` value."""

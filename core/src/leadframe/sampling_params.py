@@ -1,0 +1,176 @@
+"""What a request asks of the sampler, checked when it is built.
+
+Field names, defaults and bounds are those that users of OpenAI-compatible servers know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from leadframe.errors import RequestError
+
+MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_EDITS = 1024
+
+
+def _bad(param: str, value: object, rule: str) -> RequestError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 64 else shown[:61] + "..."
+    return RequestError(f"{param} is {shown}; it must be {rule}", param=param)
+
+
+def _number(param: str, value: object, low: float, high: float, rule: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _bad(param, value, rule)
+    if not math.isfinite(value) or not low <= value <= high:
+        raise _bad(param, value, rule)
+
+
+def _integer(param: str, value: object, low: int, high: int, rule: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _bad(param, value, rule)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the tokens of one request.
+
+    Attributes:
+      temperature: [0, 2]; below 1e-5 is greedy.
+      top_p: (0, 1].
+      top_k: 0 or -1 is off.
+      min_p: [0, 1], relative to the largest probability.
+      presence_penalty: [-2, 2], on tokens that were generated.
+      frequency_penalty: [-2, 2], on tokens that were generated.
+      repetition_penalty: (0, 10], on tokens of the prompt and of the output.
+      seed: fixes the draws; None takes a fresh seed.
+      max_tokens: most tokens to generate; None fills the context.
+      min_tokens: end-of-sequence, stop ids and stop strings are held back until then.
+      stop: strings that end the output; they are not part of it.
+      stop_token_ids: ids that end the output.
+      include_stop_str_in_output: keep the stop string at the end of the text.
+      ignore_eos: go on after the end-of-sequence token.
+      skip_special_tokens: leave special tokens out of the text.
+      detokenize: produce text; `stop` needs it.
+      logprobs: log-probabilities to return per token, besides the sampled one's; None for none.
+      prompt_logprobs: the same for prompt tokens; None for none.
+      logit_bias: token id → [-100, 100], added to its logit.
+      allowed_token_ids: the only ids that may be sampled; None allows all.
+      bad_words_ids: id sequences that must not be completed.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words_ids: Sequence[Sequence[int]] = ()
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+          RequestError: a field is out of its range; `param` names it.
+        """
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        self._check_distribution()
+        self._check_lengths()
+        self._check_stops()
+        self._check_tokens()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every token is the argmax."""
+        return self.temperature < 1e-5
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on the tokens that are already there."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+    def _check_distribution(self) -> None:
+        _number("temperature", self.temperature, 0, 2, "a number in [0, 2]")
+        _number("top_p", self.top_p, 1e-9, 1, "a number in (0, 1]")
+        _integer("top_k", self.top_k, -1, 2**31 - 1, "0 or -1 (off), or a positive integer")
+        _number("min_p", self.min_p, 0, 1, "a number in [0, 1]")
+        _number("presence_penalty", self.presence_penalty, -2, 2, "a number in [-2, 2]")
+        _number("frequency_penalty", self.frequency_penalty, -2, 2, "a number in [-2, 2]")
+        _number("repetition_penalty", self.repetition_penalty, 1e-6, 10, "a number in (0, 10]")
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1, "a 64-bit integer")
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 0, 2**31 - 1, "an integer of at least 0")
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1, "an integer of at least 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _bad("min_tokens", self.min_tokens, f"at most max_tokens, {self.max_tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, MAX_LOGPROBS, f"an integer in [0, {MAX_LOGPROBS}]")
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise _bad("stop", list(self.stop), f"at most {MAX_STOP_STRINGS} strings")
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise _bad("stop", list(self.stop), "a list of non-empty strings")
+        if self.stop and not self.detokenize:
+            raise _bad("stop", list(self.stop), "empty when detokenize is off")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            rule = f"at most {MAX_STOP_TOKEN_IDS} ids"
+            raise _bad("stop_token_ids", list(self.stop_token_ids), rule)
+
+    def _check_tokens(self) -> None:
+        if len(self.logit_bias) > MAX_LOGIT_EDITS:
+            raise _bad("logit_bias", len(self.logit_bias), f"at most {MAX_LOGIT_EDITS} entries")
+        for token, bias in self.logit_bias.items():
+            _number(f"logit_bias[{token}]", bias, -100, 100, "a number in [-100, 100]")
+        if self.allowed_token_ids is not None and not 0 < len(self.allowed_token_ids) <= 1024:
+            rule = "a list of 1 to 1024 ids"
+            raise _bad("allowed_token_ids", list(self.allowed_token_ids), rule)
+        if any(not words for words in self.bad_words_ids):
+            raise _bad("bad_words", "[]", "non-empty")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Checks every token id against the width of the logits.
+
+        Raises:
+          RequestError: an id is outside [0, vocab_size).
+        """
+        ids: dict[str, Sequence[int]] = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": tuple(self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_words": tuple(i for words in self.bad_words_ids for i in words),
+        }
+        for param, values in ids.items():
+            for value in values:
+                _integer(param, value, 0, vocab_size - 1, f"a token id in [0, {vocab_size})")
+
+
+FIELD_NAMES = tuple(f.name for f in fields(SamplingParams))
