@@ -1,5 +1,6 @@
-"""Settings, checked when they are built. Frozen: what is measured later is returned, not written back.
+"""Settings, checked when they are built.
 
+Frozen: what is measured later is returned, not written back.
 The docstring of each field is its `--help` text.
 """
 

@@ -1,4 +1,4 @@
-"""What the engine tells the outside about a request: deltas, one per step that produced something."""
+"""What the engine tells the outside about a request: deltas, one per productive step."""
 
 from __future__ import annotations
 

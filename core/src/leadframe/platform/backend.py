@@ -202,12 +202,27 @@ class Backend(Protocol):
         """Writes blocks from the canonical layout and returns the new handle."""
 
     def compile(
-        self, step: StepFunction, bucket: Bucket, weights: Mapping[str, Array], kv: KV
+        self,
+        step: StepFunction,
+        bucket: Bucket,
+        weights: Mapping[str, Array],
+        kv: KV,
+        capture: bool = True,
     ) -> CompiledStep:
         """Makes a step ready for a bucket: compiles, captures, or just wraps it.
 
-        The KV is read and written by capture, and its content is kept only in blocks other
-        than the null block.
+        Compiling may run the step on padding only: it may write the null block and no other.
+
+        Args:
+          step: the pure function to run.
+          bucket: its static sizes.
+          weights: the arrays that `run` passes to the step.
+          kv: the cache that `run` will be given first; not donated.
+          capture: False asks for the cheapest way to run this bucket a few times (`eager`), not
+            worth a capture or a compilation. A backend with `static_shapes` ignores it.
+
+        Returns:
+          The step. It keeps `step` and `weights` alive.
 
         Raises:
           CompileError: the step cannot be built for this bucket.

@@ -48,6 +48,7 @@ class Ops(Protocol):
           q: [T, H, D].
           kv: this layer's handle.
           plan: what `plan` returned for these `params`.
+          params: constants of the layer.
 
         Returns:
           [T, H, D] in q's dtype.
