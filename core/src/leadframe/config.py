@@ -64,7 +64,7 @@ class CacheConfig:
     Attributes:
       block_size: Tokens per block; None takes the backend's preferred size.
       gpu_memory_utilization: Share of the device's memory (on a host: of what the process may
-        use) for weights, steps and KV together.
+        use) for weights, steps and KV together; None is 0.9 on an accelerator and 0.5 on a host.
       kv_cache_memory_bytes: Exact size of the KV cache; None sizes it from what is left.
       enable_prefix_caching: Reuse the blocks of equal prefixes.
       kv_cache_dtype: Element type of the cache; "auto" is the model's.
@@ -72,7 +72,7 @@ class CacheConfig:
     """
 
     block_size: int | None = None
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     kv_cache_dtype: str = "auto"
@@ -82,10 +82,9 @@ class CacheConfig:
         """Raises ConfigError for a value out of range."""
         _positive("block_size", self.block_size)
         _positive("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ConfigError(
-                f"--gpu-memory-utilization is {self.gpu_memory_utilization}; it must be in (0, 1]"
-            )
+        share = self.gpu_memory_utilization
+        if share is not None and not 0.0 < share <= 1.0:
+            raise ConfigError(f"--gpu-memory-utilization is {share}; it must be in (0, 1]")
         if self.num_blocks_override is not None and self.num_blocks_override < 2:
             raise ConfigError("num_blocks_override must be at least 2: block 0 is reserved")
 

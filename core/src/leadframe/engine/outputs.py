@@ -5,23 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from leadframe.request import FinishReason
+from leadframe.runner.result import TokenLogprobs
 
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one position, of the raw logits.
-
-    Attributes:
-      token_id: the token that stands at this position.
-      logprob: its log-probability; None for the first prompt token, which nothing predicts.
-      rank: its rank, 1 for the most likely.
-      top: (token id, log-probability) of the most likely tokens, best first.
-    """
-
-    token_id: int
-    logprob: float | None
-    rank: int | None = None
-    top: tuple[tuple[int, float], ...] = ()
+__all__ = ["Completion", "EngineHealth", "RequestOutput", "TokenLogprobs"]
 
 
 @dataclass(frozen=True, slots=True)

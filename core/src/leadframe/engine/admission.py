@@ -1,0 +1,86 @@
+"""Checks that need the model, done before a request enters the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leadframe.errors import PromptTooLong, RequestError
+from leadframe.request import Request
+from leadframe.sampling_params import SamplingParams
+
+
+def build_request(
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    max_model_len: int,
+    seed: int,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> Request:
+    """Builds a request that the engine can serve.
+
+    Args:
+      request_id: unique among live requests.
+      prompt_token_ids: the prompt.
+      params: how to sample.
+      vocab_size: width of the logits, which bounds every token id.
+      eos_token_ids: tokens that end a request unless it ignores them.
+      max_model_len: most tokens of prompt and output together.
+      seed: what the draws depend on.
+      priority: lower runs sooner.
+      cache_salt: separates prefix-cache entries.
+
+    Raises:
+      RequestError: the prompt is empty, or an id is outside the vocabulary.
+      PromptTooLong: the prompt, or prompt and `max_tokens`, exceed `max_model_len`.
+    """
+    prompt = list(prompt_token_ids)
+    _check_prompt(prompt, vocab_size)
+    params.check_vocabulary(vocab_size)
+    stop_ids = frozenset(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_ids |= eos_token_ids
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        params=params,
+        seed=seed,
+        stop_ids=stop_ids,
+        max_total_tokens=_max_total_tokens(len(prompt), params, max_model_len),
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+
+
+def _check_prompt(prompt: list[int], vocab_size: int) -> None:
+    if not prompt:
+        raise RequestError("the prompt is empty; it must have at least one token", param="prompt")
+    for token in prompt:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            raise RequestError(
+                f"prompt token {token!r} is not a token id in [0, {vocab_size})", param="prompt"
+            )
+
+
+def _max_total_tokens(num_prompt: int, params: SamplingParams, max_model_len: int) -> int:
+    asked = params.max_tokens
+    room = max_model_len - num_prompt
+    if room < 0 or (room == 0 and asked != 0):
+        raise PromptTooLong(
+            f"the prompt has {num_prompt} tokens and the context holds {max_model_len}, "
+            "prompt and output together; shorten the prompt",
+            param="prompt",
+        )
+    if asked is None:
+        return max_model_len
+    if asked > room:
+        raise PromptTooLong(
+            f"the prompt has {num_prompt} tokens and max_tokens is {asked}, but the context "
+            f"holds {max_model_len} together; ask for at most {room}",
+            param="max_tokens",
+        )
+    return num_prompt + asked

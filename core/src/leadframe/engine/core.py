@@ -1,0 +1,290 @@
+"""The step loop: `schedule → execute → update`, and the requests around it.
+
+One thread drives an engine. It must not know devices, HTTP or asyncio.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from leadframe.config import EngineConfig
+from leadframe.engine.admission import build_request
+from leadframe.engine.output_processor import OutputProcessor, make_output
+from leadframe.engine.outputs import RequestOutput, TokenLogprobs
+from leadframe.errors import DeviceOOM, EngineDead, QueueFull
+from leadframe.request import FinishReason, Request
+from leadframe.runner.result import StepResult
+from leadframe.sampling_params import SamplingParams
+from leadframe.scheduler import ScheduledRow, SchedulerOutput
+
+if TYPE_CHECKING:
+    from leadframe.engine.startup import EngineParts
+
+_MAX_IDLE_STEPS = 1000
+"""Steps in a row that schedule nothing while requests wait: the scheduler is stuck."""
+
+
+class Engine:
+    """Serves requests on one device.
+
+    Args:
+      parts: what `leadframe.engine.startup.build_parts` made.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.tokenizer = parts.tokenizer
+        self.model_info = parts.model_info
+        self.model_name = parts.model_name
+        self.max_model_len = parts.max_model_len
+        self.metrics = parts.metrics
+        self.ledger = parts.ledger
+        self.device_summary = parts.device_summary
+        self.capacity_line = parts.capacity_line
+        self._scheduler = parts.scheduler
+        self._runner = parts.runner
+        self._processor = OutputProcessor(parts.tokenizer, parts.model_info.eos_token_ids)
+        self._requests: dict[str, Request] = {}
+        self._idle_steps = 0
+        self._closed = False
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, **kwargs: Any) -> Engine:
+        """Selects the device, loads the model and makes every step ready.
+
+        Args:
+          config: the settings.
+          **kwargs: see `leadframe.engine.startup.build_parts`.
+        """
+        from leadframe.engine.startup import build_parts
+
+        return cls(build_parts(config, **kwargs))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return self._scheduler.has_work
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for blocks."""
+        return self._scheduler.num_waiting
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        """Checks and queues a request.
+
+        Raises:
+          RequestError: it cannot be served; nothing was queued.
+        """
+        if request_id in self._requests:
+            raise EngineDead(f"request id {request_id!r} is in use")
+        request = build_request(
+            request_id,
+            prompt_token_ids,
+            params,
+            vocab_size=self.model_info.vocab_size,
+            eos_token_ids=self.model_info.eos_token_ids,
+            max_model_len=self.max_model_len,
+            seed=self._seed(params),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        try:
+            self._scheduler.add(request)
+        except QueueFull:
+            self.metrics.on_rejected("queue_full")
+            raise
+        self._processor.add(request)
+        self._requests[request_id] = request
+        self.metrics.on_arrival(request)
+        self._report_load()
+        return request
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Ends a request and frees its blocks; an id that is not live is ignored."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        self._scheduler.abort(request_id)
+        self._processor.discard(request)
+        output = self._retire(request, make_output(request))
+        self._report_load()
+        return output
+
+    def abort_all(self) -> list[RequestOutput]:
+        """Ends every live request."""
+        outputs = [self.abort(request_id) for request_id in list(self._requests)]
+        return [output for output in outputs if output is not None]
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step and returns what is new, one output a request at most.
+
+        Raises:
+          PlatformError: the device failed in a way that concerns every request.
+        """
+        started = time.monotonic()
+        schedule = self._scheduler.schedule()
+        if not schedule.rows:
+            self._note_idle(schedule)
+            return []
+        self._idle_steps = 0
+        for row in schedule.rows:
+            if row.request.times.first_scheduled is None:
+                row.request.times.first_scheduled = started
+        schedule, result = self._execute(schedule)
+        outputs = self._update(schedule, result)
+        self._report_step(schedule, time.monotonic() - started)
+        return outputs
+
+    def check(self) -> None:
+        """Recomputes the invariants of scheduler and block pool; for tests and idle audits."""
+        self._scheduler.check()
+
+    def close(self) -> None:
+        """Frees the device; calling it twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._runner.close()
+            self.parts.backend.close()
+
+    # --- execute ------------------------------------------------------------------------
+
+    def _execute(self, schedule: SchedulerOutput) -> tuple[SchedulerOutput, StepResult]:
+        """Runs a schedule; out of memory, it preempts one request and tries once more."""
+        try:
+            return schedule, self._runner.execute(schedule)
+        except DeviceOOM:
+            if self._scheduler.preempt_newest() is None:
+                raise
+            retry = self._scheduler.schedule()
+            if not retry.rows:
+                raise
+            return retry, self._runner.execute(retry)
+
+    # --- update -------------------------------------------------------------------------
+
+    def _update(self, schedule: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
+        now = time.monotonic()
+        sampled = list(result.tokens)
+        for index, row in enumerate(schedule.rows):
+            if not result.finite[index]:
+                sampled[index] = None
+                self._fail(row.request, "the model produced logits that are not finite")
+        for row_index, position, entry in result.scored:
+            self._processor.score(schedule.rows[row_index].request, position, entry)
+        self._scheduler.update(schedule, sampled)
+        outputs = []
+        for row, token, logprobs in zip(schedule.rows, sampled, result.logprobs, strict=True):
+            output = self._row_output(row, token, logprobs, now)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _row_output(
+        self, row: ScheduledRow, token: int | None, logprobs: TokenLogprobs | None, now: float
+    ) -> RequestOutput | None:
+        request = row.request
+        if request.request_id not in self._requests:
+            return None
+        try:
+            return self._emit(request, token, logprobs, now)
+        except Exception as error:  # one request's text must not end the others
+            self._fail(request, f"{type(error).__name__}: {error}")
+            self._processor.discard(request)
+            return self._retire(request, make_output(request))
+
+    def _emit(
+        self, request: Request, token: int | None, logprobs: TokenLogprobs | None, now: float
+    ) -> RequestOutput | None:
+        text = ""
+        if token is not None:
+            text = self._take_token(request, token, now)
+        prompt_logprobs = self._processor.take_prompt_logprobs(request)
+        if request.is_finished:
+            text += self._processor.finish(request)
+        elif token is None:
+            return None
+        output = make_output(
+            request,
+            token_ids=() if token is None else (token,),
+            text=text,
+            logprobs=None if logprobs is None else (logprobs,),
+            prompt_logprobs=prompt_logprobs,
+        )
+        return self._retire(request, output) if request.is_finished else output
+
+    def _take_token(self, request: Request, token: int, now: float) -> str:
+        if request.times.first_token is None:
+            request.times.first_token = now
+        request.times.last_token = now
+        self.metrics.on_tokens(request, 1, now)
+        text, matched = self._processor.token(request, token)
+        if matched is not None:
+            if request.is_finished:
+                request.finish_reason = FinishReason.STOP
+                request.stop_reason = matched
+            else:
+                self._scheduler.finish(request, FinishReason.STOP, matched)
+        return text
+
+    def _fail(self, request: Request, reason: str) -> None:
+        if request.is_finished:
+            return
+        request.error = reason
+        self._scheduler.finish(request, FinishReason.ERROR)
+        self._runner.scrub(self._scheduler.take_discarded_blocks())
+
+    def _retire(self, request: Request, output: RequestOutput) -> RequestOutput:
+        request.times.finished = time.monotonic()
+        self._requests.pop(request.request_id, None)
+        self.metrics.on_finished(request)
+        return output
+
+    # --- the rest -----------------------------------------------------------------------
+
+    def _seed(self, params: SamplingParams) -> int:
+        if params.seed is not None:
+            return params.seed
+        return secrets.randbits(63)
+
+    def _note_idle(self, schedule: SchedulerOutput) -> None:
+        self._report_step(schedule, 0.0)
+        self._idle_steps += 1
+        if self.has_work and self._idle_steps > _MAX_IDLE_STEPS:
+            raise EngineDead(
+                f"the scheduler chose nothing for {self._idle_steps} steps with "
+                f"{self.num_running} running and {self.num_waiting} waiting requests"
+            )
+
+    def _report_load(self) -> None:
+        self.metrics.on_load(self.num_running, self.num_waiting, self._scheduler.kv.usage)
+
+    def _report_step(self, schedule: SchedulerOutput, seconds: float) -> None:
+        kv = self._scheduler.kv
+        self.metrics.on_step(
+            schedule.num_tokens,
+            self.num_running,
+            self.num_waiting,
+            kv.usage,
+            prefix_queries=kv.prefix_queries,
+            prefix_hits=kv.prefix_hits,
+            preempted=len(schedule.preempted),
+            step_seconds=seconds,
+        )

@@ -1,0 +1,84 @@
+"""The step function: model, logits, sampling, as one pure function over the op table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from leadframe.platform.backend import KV, Array, StepFunction
+from leadframe.platform.batch import Bucket, StepArrays
+from leadframe.platform.ops import Ops
+
+
+class StepModel(Protocol):
+    """What a step needs of a model."""
+
+    def forward(
+        self, ops: Ops, weights: Mapping[str, Array], kv: KV, arrays: StepArrays
+    ) -> tuple[Array, KV]:
+        """Returns the final hidden states [T, E] and the new KV."""
+
+    def logits(self, ops: Ops, weights: Mapping[str, Array], rows: Array) -> Array:
+        """Returns the logits [N, V] of hidden rows [N, E]."""
+
+
+def build_step(model: StepModel, ops: Ops) -> StepFunction:
+    """Builds the pure step `(weights, kv_d, arrays) -> (outputs, kv)`.
+
+    Outputs, each only where the bucket asks for it: "tokens" int32 [S], "covered" bool [S],
+    "finite" bool [L]; for sampled rows "logprob" [S], "rank" [S], "top_ids" [S, k],
+    "top_logprobs" [S, k]; and the same four with the prefix "scored_" for the L - S rows of
+    prompt log-probabilities.
+    """
+
+    def step(
+        weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
+    ) -> tuple[dict[str, Array], KV]:
+        hidden, kv = model.forward(ops, weights, kv_d, arrays)
+        bucket = arrays.bucket
+        if bucket.num_logits == 0:
+            return {}, kv
+        rows = ops.take_rows(hidden, arrays.logits_idx)
+        logits = model.logits(ops, weights, rows)
+        outputs = {"finite": ops.finite_rows(logits)}
+        _sample(ops, logits[: bucket.num_seqs], arrays, outputs)
+        if bucket.num_logits > bucket.num_seqs:
+            scored, targets = logits[bucket.num_seqs :], arrays.targets[bucket.num_seqs :]
+            _logprobs(ops, scored, targets, bucket, outputs, "scored_")
+        return outputs, kv
+
+    return step
+
+
+def _sample(ops: Ops, raw: Array, arrays: StepArrays, outputs: dict[str, Any]) -> None:
+    bucket = arrays.bucket
+    logits = raw
+    if bucket.num_edits:
+        # The edit may reuse its input, and log-probabilities are of the raw logits.
+        owned = raw if bucket.num_logprobs is None else raw + 0.0
+        edits = (arrays.edit_ids, arrays.edit_scale, arrays.edit_add, arrays.keep_only)
+        logits = ops.edit_logits(owned, *edits)
+    if bucket.sample in ("greedy", "skip"):
+        outputs["tokens"] = ops.argmax(logits)
+    else:
+        outputs["tokens"], outputs["covered"] = ops.sample(
+            logits,
+            arrays.temperature,
+            arrays.uniform,
+            arrays.min_p,
+            arrays.top_k,
+            arrays.top_p,
+            bucket.sample,
+        )
+    if bucket.num_logprobs is not None:
+        _logprobs(ops, raw, outputs["tokens"], bucket, outputs, "")
+
+
+def _logprobs(
+    ops: Ops, raw: Array, targets: Array, bucket: Bucket, outputs: dict[str, Any], prefix: str
+) -> None:
+    k = bucket.num_logprobs or 0
+    logprob, rank, top_ids, top_logprobs = ops.topk_logprobs(raw, targets, k)
+    outputs[prefix + "logprob"], outputs[prefix + "rank"] = logprob, rank
+    if k:
+        outputs[prefix + "top_ids"], outputs[prefix + "top_logprobs"] = top_ids, top_logprobs
