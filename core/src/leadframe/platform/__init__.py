@@ -1,1 +1,125 @@
-"""Leadframe's platform package."""
+"""The platform contract: everything that the author of a backend needs, and nothing else.
+
+A backend imports from here, from `leadframe.errors`, and from no other package of Leadframe.
+"""
+
+from leadframe.errors import (
+    AmbiguousDevice,
+    BackendBug,
+    CompileError,
+    ContractViolation,
+    DeviceLost,
+    DeviceNotFound,
+    DeviceOOM,
+    IncompatibleContract,
+    LeadframeError,
+    PlatformError,
+    PluginLoadError,
+    Unsupported,
+)
+from leadframe.platform.backend import (
+    KV,
+    MEMBERS,
+    Array,
+    Backend,
+    CompiledStep,
+    KVLayer,
+    KVLayerSpec,
+    KVSpec,
+    Partition,
+    StepFunction,
+    WeightRole,
+    WeightSource,
+)
+from leadframe.platform.batch import (
+    Bucket,
+    SampleVariant,
+    StepArrays,
+    StepBatch,
+    float_fields,
+    int_fields,
+    packed_sizes,
+    unpack,
+)
+from leadframe.platform.capabilities import AttnParams, Capabilities, OpSpec
+from leadframe.platform.hookspecs import OPTIONAL_HOOKS, REQUIRED_HOOKS, hookimpl, hookspec
+from leadframe.platform.host_memory import host_memory
+from leadframe.platform.info import (
+    ConformanceNotes,
+    Detection,
+    Device,
+    KernelImpl,
+    Limits,
+    MemoryInfo,
+    OptionSpec,
+    PlatformInfo,
+    contract_text,
+)
+from leadframe.platform.namespace import ArrayNamespace
+from leadframe.platform.op_table import OpChoice, OpTable, build_op_table
+from leadframe.platform.ops import OP_NAMES, REQUIRED_OPS, Ops, RopeTable
+from leadframe.platform.reference_ops import reference_ops
+from leadframe.platform.version import CONTRACT, ENTRY_POINT_GROUP
+
+__all__ = [
+    "CONTRACT",
+    "ENTRY_POINT_GROUP",
+    "KV",
+    "MEMBERS",
+    "OPTIONAL_HOOKS",
+    "OP_NAMES",
+    "REQUIRED_HOOKS",
+    "REQUIRED_OPS",
+    "AmbiguousDevice",
+    "Array",
+    "ArrayNamespace",
+    "AttnParams",
+    "Backend",
+    "BackendBug",
+    "Bucket",
+    "Capabilities",
+    "CompileError",
+    "CompiledStep",
+    "ConformanceNotes",
+    "ContractViolation",
+    "Detection",
+    "Device",
+    "DeviceLost",
+    "DeviceNotFound",
+    "DeviceOOM",
+    "IncompatibleContract",
+    "KVLayer",
+    "KVLayerSpec",
+    "KVSpec",
+    "KernelImpl",
+    "LeadframeError",
+    "Limits",
+    "MemoryInfo",
+    "OpChoice",
+    "OpSpec",
+    "OpTable",
+    "Ops",
+    "OptionSpec",
+    "Partition",
+    "PlatformError",
+    "PlatformInfo",
+    "PluginLoadError",
+    "RopeTable",
+    "SampleVariant",
+    "StepArrays",
+    "StepBatch",
+    "StepFunction",
+    "Unsupported",
+    "WeightRole",
+    "WeightSource",
+    "build_op_table",
+    "contract_text",
+    "float_fields",
+    "hookimpl",
+    "hookspec",
+    "host_memory",
+    "int_fields",
+    "packed_sizes",
+    "reference_ops",
+    "unpack",
+]
