@@ -1,0 +1,39 @@
+"""The host as a device layer: its memory is what this process may still take."""
+
+from __future__ import annotations
+
+import resource
+
+import torch
+
+from leadframe.platform.host_memory import host_memory
+from leadframe.platform.info import MemoryInfo
+from leadframe_torch import GraphFactory, Holdings
+
+
+class HostLayer:
+    """The host's memory within cgroup and rlimit; nothing to wait for, nothing cached."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.graphs: GraphFactory | None = None
+
+    def memory(self, held: Holdings) -> MemoryInfo:
+        """Reads the memory that this process may use."""
+        total, free = host_memory()
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY and limit < total:
+            total, free = limit, min(free, max(0, limit - _address_space()))
+        return MemoryInfo(total, free, held.current, held.peak)
+
+    def synchronize(self) -> None:
+        """Returns at once: host work is done when its call returns."""
+
+    def release_cached(self) -> None:
+        """Does nothing: freed memory goes back by itself."""
+
+
+def _address_space() -> int:
+    """Bytes of this process's address space; what RLIMIT_AS counts."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()

@@ -1,0 +1,208 @@
+"""`TorchBackend`: the thirteen members of the contract for any torch device.
+
+A device of one's own is a subclass, or even just an instance::
+
+    TorchBackend(AcceleratorLayer(torch.device("mychip:0")), caps)
+
+Override `extra_ops` to replace ops by kernels of one's own, and `caps` to say what they can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from leadframe.errors import ContractViolation, DeviceOOM
+from leadframe.platform.backend import (
+    KV,
+    Array,
+    CompiledStep,
+    KVLayer,
+    KVLayerSpec,
+    KVSpec,
+    Partition,
+    StepFunction,
+    WeightRole,
+    WeightSource,
+)
+from leadframe.platform.batch import Bucket, StepArrays
+from leadframe.platform.capabilities import AttnParams, Capabilities
+from leadframe.platform.info import MemoryInfo
+from leadframe_torch import attention, layer_ops, sampling_ops
+from leadframe_torch.attention_plan import AttentionPlan, plan
+from leadframe_torch.devices import DeviceLayer, Holdings, device_errors
+from leadframe_torch.dtypes import from_host, to_host, torch_dtype
+from leadframe_torch.namespace import torch_namespace
+from leadframe_torch.steps import FunctionStep, RecordedStep, traced_step
+from leadframe_torch.weights import Rank, read_part
+
+CompileMode = Literal["eager", "step"]
+
+ATTENTION_FEATURES: Final = frozenset({"window", "softcap"})
+"""What the plain torch attention implements."""
+
+
+class TorchBackend:
+    """Serves models on one torch device.
+
+    Args:
+      layer: the device, its memory and its graphs.
+      caps: what this backend can do.
+      compile_mode: "eager" runs steps as Python, or as recorded graphs where the device has
+        them; "step" compiles each bucket's whole step with torch.compile.
+      rank: the place in a tensor-parallel group.
+    """
+
+    def __init__(
+        self,
+        layer: DeviceLayer,
+        caps: Capabilities,
+        *,
+        compile_mode: CompileMode = "eager",
+        rank: Rank | None = None,
+    ) -> None:
+        self.layer, self._caps = layer, caps
+        self.device = layer.device
+        self._compile_mode, self._rank = compile_mode, rank or Rank()
+        self._held = Holdings()
+        self._xp = torch_namespace(self.device)
+        self._ops: dict[str, Callable[..., Any]] = self._base_ops() | dict(self.extra_ops())
+
+    def extra_ops(self) -> Mapping[str, Callable[..., Any]]:
+        """Ops that replace or join the torch ones; the place for a device's own kernels."""
+        return {}
+
+    def may_read_lengths(self) -> bool:
+        """Whether `plan` may copy lengths to the host: never in a graph or a traced step."""
+        return self.layer.graphs is None and self._compile_mode == "eager"
+
+    def _base_ops(self) -> dict[str, Callable[..., Any]]:
+        return {**layer_ops.OPS, **sampling_ops.OPS, **attention.OPS, "plan": self._plan}
+
+    def _plan(self, batch: StepArrays, params: AttnParams) -> AttentionPlan:
+        return plan(batch, params, may_read=self.may_read_lengths())
+
+    # --- facts ----------------------------------------------------------------------------
+
+    @property
+    def caps(self) -> Capabilities:
+        """Static facts."""
+        return self._caps
+
+    @property
+    def xp(self) -> Any:
+        """The array API over torch on this device."""
+        return self._xp
+
+    @property
+    def ops(self) -> Mapping[str, Callable[..., Any]]:
+        """Every op of the contract, none left to the reference."""
+        return self._ops
+
+    # --- memory ---------------------------------------------------------------------------
+
+    def memory(self) -> MemoryInfo:
+        """Reads the device's memory."""
+        return self.layer.memory(self._held)
+
+    def upload(
+        self,
+        source: npt.NDArray[Any] | WeightSource,
+        dtype: str | None = None,
+        partition: Partition | None = None,
+        role: WeightRole = "tensor",
+    ) -> Array:
+        """Copies a host array, or this rank's part of a weight, to the device."""
+        host = read_part(source, partition, self._rank)
+        target = None if dtype is None else torch_dtype(dtype)
+        with device_errors(self.layer, self._held, "load", host.nbytes):
+            tensor = from_host(host).to(self.device, target)
+        self._held.add(tensor)
+        return tensor
+
+    def download(self, array: Array) -> npt.NDArray[Any]:
+        """Copies a tensor to the host; bfloat16 arrives as float32."""
+        with device_errors(self.layer, self._held, "step", 0):
+            return to_host(array)
+
+    def kv_block_bytes(self, spec: KVSpec) -> int:
+        """Bytes of one block over all layers."""
+        item = torch_dtype(spec.dtype).itemsize
+        return sum(
+            2 * spec.block_size * self._kv_heads(layer.num_kv_heads) * layer.head_dim * item
+            for layer in spec.layers
+        )
+
+    def _kv_heads(self, whole: int) -> int:
+        return max(1, whole // self._rank.count)
+
+    def kv_alloc(self, spec: KVSpec, num_blocks: int) -> KV:
+        """Allocates zeroed blocks, [2, num_blocks, block_size, kv_heads, head_dim] a layer."""
+        needed, free = self.kv_block_bytes(spec) * num_blocks, self.memory().free
+        if needed > free:
+            raise DeviceOOM(needed, free, "kv")
+        with device_errors(self.layer, self._held, "kv", needed):
+            kv = [self._kv_layer(spec, layer, num_blocks) for layer in spec.layers]
+        for tensor in kv:
+            self._held.add(tensor)
+        return kv
+
+    def _kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> Tensor:
+        heads = self._kv_heads(layer.num_kv_heads)
+        shape = (2, num_blocks, spec.block_size, heads, layer.head_dim)
+        return torch.zeros(shape, dtype=torch_dtype(spec.dtype), device=self.device)
+
+    def kv_free(self, kv_d: KV) -> None:
+        """Frees a KV cache, even while someone still holds its handles."""
+        self.layer.synchronize()
+        for layer in kv_d:
+            self._held.release(layer)
+            layer.untyped_storage().resize_(0)
+        kv_d.clear()
+        self.layer.release_cached()
+
+    def kv_read(self, layer: KVLayer, block_ids: Sequence[int]) -> npt.NDArray[Any]:
+        """Reads blocks as [N, 2, block_size, kv_heads, head_dim]."""
+        return to_host(layer.index_select(1, self._ids(block_ids)).transpose(0, 1))
+
+    def kv_write(
+        self, layer_d: KVLayer, block_ids: Sequence[int], data: npt.NDArray[Any]
+    ) -> KVLayer:
+        """Writes blocks from [N, 2, block_size, kv_heads, head_dim], in place."""
+        expected = (len(block_ids), 2, *layer_d.shape[2:])
+        if data.shape != expected:
+            raise ContractViolation("kv_write", [f"data is {data.shape}; it must be {expected}"])
+        rows = from_host(np.ascontiguousarray(data)).to(layer_d.device, layer_d.dtype)
+        layer_d.index_copy_(1, self._ids(block_ids), rows.transpose(0, 1))
+        return layer_d
+
+    def _ids(self, block_ids: Sequence[int]) -> Tensor:
+        return torch.as_tensor(list(block_ids), dtype=torch.int64, device=self.device)
+
+    # --- steps ----------------------------------------------------------------------------
+
+    def compile(
+        self,
+        step: StepFunction,
+        bucket: Bucket,
+        weights: Mapping[str, Array],
+        kv: KV,
+        capture: bool = True,
+    ) -> CompiledStep:
+        """Wraps, compiles or records a step for a bucket."""
+        with device_errors(self.layer, self._held, "compile", 0):
+            if capture and self._compile_mode == "step":
+                return traced_step(step, bucket, weights, kv, self.device)
+            if capture and self.layer.graphs is not None:
+                return RecordedStep(step, bucket, weights, kv, self.device, self.layer.graphs)
+            return FunctionStep(step, bucket, weights, self.device)
+
+    def close(self) -> None:
+        """Waits for the device and gives its cached memory back."""
+        self.layer.synchronize()
+        self.layer.release_cached()
