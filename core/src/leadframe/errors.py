@@ -12,11 +12,13 @@
     │   ├── PromptTooLong
     │   └── QueueFull            answers 503
     ├── EngineDead               the engine stopped; every later call gets this
+    ├── InternalError            an invariant of the core is broken: a bug in Leadframe
     └── PlatformError            something about a device or its plugin
         ├── PluginLoadError      an entry point could not be imported or registered
         ├── ContractViolation    a plugin or backend breaks the contract; lists every problem
         ├── IncompatibleContract written for another contract version
-        ├── DeviceNotFound       the named device is not installed or not present
+        ├── DeviceNotFound       the named device is not present
+        │   └── PlatformNotInstalled  no plugin of that name is installed
         ├── AmbiguousDevice      `auto` found several accelerators
         ├── Unsupported          a capability is absent, with the backend's own reason
         ├── DeviceOOM            out of device memory
@@ -98,6 +100,12 @@ class EngineDead(LeadframeError):
     exit_code = 4
 
 
+class InternalError(LeadframeError):
+    """An invariant of the core does not hold. Never a user's mistake; please report it."""
+
+    exit_code = 5
+
+
 class PlatformError(LeadframeError):
     """Something about a device, or about the plugin that provides it."""
 
@@ -133,13 +141,19 @@ class IncompatibleContract(PlatformError):
 
 
 class DeviceNotFound(PlatformError):
-    """The named device is not installed, or is installed and not present."""
+    """The plugin of the named device is installed and finds no such device."""
 
     exit_code = 14
 
 
+class PlatformNotInstalled(DeviceNotFound):
+    """No installed distribution provides the named device."""
+
+    exit_code = 21
+
+
 class AmbiguousDevice(PlatformError):
-    """`auto` found more than one accelerator."""
+    """`auto` found more than one accelerator, or two distributions claim one name."""
 
     exit_code = 15
 
