@@ -41,23 +41,49 @@ def merge(old: RequestOutput | None, new: RequestOutput) -> RequestOutput:
     )
 
 
-class _Stream:
-    """The mailbox of one request: at most one merged output. Lives on the event loop."""
+class RequestStream:
+    """The outputs of one request: a mailbox with at most one merged output.
 
-    def __init__(self) -> None:
+    Lives on the event loop. Iterate over it once; `close` it however the iteration ends.
+    """
+
+    def __init__(self, on_close: Callable[[bool], None]) -> None:
         self._pending: RequestOutput | None = None
         self._error: BaseException | None = None
         self._ready = asyncio.Event()
+        self._on_close = on_close
+        self._finished = self._closed = False
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._finished or self._closed:
+            raise StopAsyncIteration
+        output = await self.get()
+        if output.finished:
+            self._finished = True
+            self.close()
+        return output
+
+    def close(self) -> None:
+        """Aborts the request unless it has finished. Never blocks; harmless when repeated."""
+        if not self._closed:
+            self._closed = True
+            self._on_close(self._finished)
 
     def put(self, output: RequestOutput) -> None:
+        """Adds an output to what waits for the reader."""
         self._pending = merge(self._pending, output)
         self._ready.set()
 
     def fail(self, error: BaseException) -> None:
+        """Makes the reader raise an error, after what still waits for it."""
         self._error = error
         self._ready.set()
 
     async def get(self) -> RequestOutput:
+        """Waits for something new and takes all of it."""
         await self._ready.wait()
         self._ready.clear()
         output, self._pending = self._pending, None
@@ -82,7 +108,7 @@ class AsyncEngine:
         self.engine = engine
         self.on_death = on_death
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._death: BaseException | None = None
         self._stopping = False
@@ -150,11 +176,40 @@ class AsyncEngine:
           RequestError: the request cannot be served; nothing was queued.
           EngineDead: the engine stopped.
         """
+        stream = await self.submit(
+            request_id, prompt_token_ids, params, priority=priority, cache_salt=cache_salt
+        )
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    async def submit(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestStream:
+        """Queues one request and returns its outputs to come, before there is a first one.
+
+        Raises:
+          RequestError: the request cannot be served; nothing was queued.
+          EngineDead: the engine stopped.
+        """
         self._loop = asyncio.get_running_loop()
         if request_id in self._streams:
             raise LeadframeError(f"request id {request_id!r} is in use")
-        stream = self._streams[request_id] = _Stream()
-        finished = False
+
+        def on_close(finished: bool) -> None:
+            self._streams.pop(request_id, None)
+            if not finished:
+                self._post(lambda: self._abort(request_id))
+
+        stream = self._streams[request_id] = RequestStream(on_close)
         try:
             await self._call(
                 lambda: self.engine.add_request(
@@ -165,14 +220,10 @@ class AsyncEngine:
                     cache_salt=cache_salt,
                 )
             )
-            while not finished:
-                output = await stream.get()
-                finished = output.finished
-                yield output
-        finally:
-            self._streams.pop(request_id, None)
-            if not finished:
-                self._post(lambda: self._abort(request_id))
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; unknown or finished ids are ignored."""
@@ -308,4 +359,4 @@ class AsyncEngine:
             self.on_death(error)
 
 
-__all__ = ["AsyncEngine", "merge"]
+__all__ = ["AsyncEngine", "RequestStream", "merge"]
