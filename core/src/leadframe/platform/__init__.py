@@ -14,6 +14,7 @@ from leadframe.errors import (
     IncompatibleContract,
     LeadframeError,
     PlatformError,
+    PlatformNotInstalled,
     PluginLoadError,
     Unsupported,
 )
@@ -42,6 +43,8 @@ from leadframe.platform.batch import (
     unpack,
 )
 from leadframe.platform.capabilities import AttnParams, Capabilities, OpSpec
+from leadframe.platform.first_party import FIRST_PARTY, install_hint
+from leadframe.platform.guard import guard
 from leadframe.platform.hookspecs import OPTIONAL_HOOKS, REQUIRED_HOOKS, hookimpl, hookspec
 from leadframe.platform.host_memory import host_memory
 from leadframe.platform.info import (
@@ -55,15 +58,21 @@ from leadframe.platform.info import (
     PlatformInfo,
     contract_text,
 )
+from leadframe.platform.listing import DeviceRow, format_devices, list_devices
 from leadframe.platform.namespace import ArrayNamespace
 from leadframe.platform.op_table import OpChoice, OpTable, build_op_table
 from leadframe.platform.ops import OP_NAMES, REQUIRED_OPS, Ops, RopeTable
+from leadframe.platform.plugin import Plugin
 from leadframe.platform.reference_ops import reference_ops
-from leadframe.platform.version import CONTRACT, ENTRY_POINT_GROUP
+from leadframe.platform.selection import Selection, create_backend, select_device
+from leadframe.platform.validate import validate_backend
+from leadframe.platform.version import CONTRACT, ENTRY_POINT_GROUP, KERNEL_GROUP
 
 __all__ = [
     "CONTRACT",
     "ENTRY_POINT_GROUP",
+    "FIRST_PARTY",
+    "KERNEL_GROUP",
     "KV",
     "MEMBERS",
     "OPTIONAL_HOOKS",
@@ -87,6 +96,7 @@ __all__ = [
     "DeviceLost",
     "DeviceNotFound",
     "DeviceOOM",
+    "DeviceRow",
     "IncompatibleContract",
     "KVLayer",
     "KVLayerSpec",
@@ -103,9 +113,12 @@ __all__ = [
     "Partition",
     "PlatformError",
     "PlatformInfo",
+    "PlatformNotInstalled",
+    "Plugin",
     "PluginLoadError",
     "RopeTable",
     "SampleVariant",
+    "Selection",
     "StepArrays",
     "StepBatch",
     "StepFunction",
@@ -114,12 +127,19 @@ __all__ = [
     "WeightSource",
     "build_op_table",
     "contract_text",
+    "create_backend",
     "float_fields",
+    "format_devices",
+    "guard",
     "hookimpl",
     "hookspec",
     "host_memory",
+    "install_hint",
     "int_fields",
+    "list_devices",
     "packed_sizes",
     "reference_ops",
+    "select_device",
     "unpack",
+    "validate_backend",
 ]

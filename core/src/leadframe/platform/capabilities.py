@@ -71,6 +71,8 @@ class Capabilities:
       batch_invariant: a sequence's result does not depend on the others in its batch.
       max_graphs: most compiled steps that may live at once; None means no limit.
       tensor_parallel: the largest `tensor_parallel_size`.
+      plain_weights: `upload` returns the same plain array for every role, so that a tied weight
+        can be stored once. False where the "linear" role packs.
       simulated: numbers of this backend say nothing about silicon (interpreters, simulators);
         the conformance report's evidence level takes this word: "interpreter" or "simulated".
       why_not: a reason why an `OpSpec` cannot be served, or None. Shown to the user.
@@ -88,5 +90,6 @@ class Capabilities:
     batch_invariant: bool = False
     max_graphs: int | None = None
     tensor_parallel: int = 1
+    plain_weights: bool = False
     simulated: Literal["", "interpreter", "simulated"] = ""
     why_not: Callable[[OpSpec], str | None] = field(default=_no_objection, compare=False)

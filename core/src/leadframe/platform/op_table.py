@@ -8,7 +8,6 @@ while it runs fails.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from leadframe.platform.backend import Backend
 from leadframe.platform.capabilities import OpSpec
 from leadframe.platform.host_ops import host_op
 from leadframe.platform.info import KernelImpl
+from leadframe.platform.names import did_you_mean
 from leadframe.platform.ops import OP_NAMES, REQUIRED_OPS
 from leadframe.platform.reference_ops import reference_ops
 
@@ -62,7 +62,7 @@ class OpTable:
             setattr(self, name, function)
 
     def __getattr__(self, name: str) -> Any:
-        hint = _did_you_mean(name, OP_NAMES)
+        hint = did_you_mean(name, OP_NAMES)
         raise AttributeError(f"the op table has no op {name!r}{hint}")
 
     def report(self) -> str:
@@ -182,13 +182,8 @@ def _choose(
 def _check_names(flag: str, given: Iterable[str], known: Sequence[str], noun: str) -> None:
     for name in given:
         if name not in known:
-            hint = _did_you_mean(name, known) or f"; there are {', '.join(known)}"
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
             raise ConfigError(f"{flag} names {noun} {name!r}, which does not exist{hint}")
-
-
-def _did_you_mean(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 __all__ = ["OpChoice", "OpTable", "build_op_table"]

@@ -9,3 +9,9 @@ CONTRACT: Final[tuple[int, int]] = (1, 0)
 
 ENTRY_POINT_GROUP: Final = "leadframe"
 """The entry-point group of plugins; an entry point's name is its `--device` value."""
+
+KERNEL_GROUP: Final = "leadframe.kernels"
+"""The entry-point group of plugins that offer kernels for a platform, which may be someone
+else's; an entry point's name is that platform's `--device` value. A separate group, so that
+naming a device imports its plugin and those that extend it, and no other.
+"""
