@@ -1,1 +1,18 @@
-"""Leadframe's models package."""
+"""Models: what they are, where their weights come from, and the step that runs them."""
+
+from leadframe.models.checkpoint import Checkpoint, open_checkpoint
+from leadframe.models.info import GenerationDefaults, ModelInfo, Parameter
+from leadframe.models.loading import load_weights
+from leadframe.models.model import Model
+from leadframe.models.sources import StoredWeight
+
+__all__ = [
+    "Checkpoint",
+    "GenerationDefaults",
+    "Model",
+    "ModelInfo",
+    "Parameter",
+    "StoredWeight",
+    "load_weights",
+    "open_checkpoint",
+]
