@@ -98,6 +98,15 @@ class Request:
         """Whether it has ended, for whatever reason."""
         return self.status is RequestStatus.FINISHED
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be computed.
+
+        Once there is output, every prompt token has been scored: recomputing after a preemption
+        does not score it again.
+        """
+        return self.params.prompt_logprobs is not None and not self.output_token_ids
+
     def token_ids(self, start: int, end: int) -> list[int]:
         """Returns tokens [start, end) of prompt followed by output."""
         num_prompt = len(self.prompt_token_ids)

@@ -23,10 +23,9 @@ from leadframe.request import Request
 
 @dataclass(slots=True)
 class _Holding:
-    """What one request has: a table once it is admitted, and the hashes of its full blocks."""
+    """What is known of one request: the hashes of its full blocks, and how many are computed."""
 
     request: Request
-    row: int | None = None
     num_committed: int = 0
     hashes: list[bytes] = field(default_factory=list)
     may_publish: bool = True
@@ -41,6 +40,7 @@ class KVCacheManager:
       enable_prefix_caching: find and publish full blocks by hash.
 
     Attributes:
+      table_rows: request id → its row of `block_tables`, for requests that hold blocks.
       prefix_queries: tokens of the requests that were admitted for the first time.
       prefix_hits: of those, tokens that the prefix cache served.
     """
@@ -48,6 +48,7 @@ class KVCacheManager:
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.table_rows: dict[str, int] = {}
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._pool = BlockPool(num_blocks)
@@ -66,37 +67,23 @@ class KVCacheManager:
         return self._pool.num_free
 
     @property
-    def num_tables(self) -> int:
-        """Requests that hold blocks."""
-        return sum(holding.row is not None for holding in self._holdings.values())
-
-    @property
     def usage(self) -> float:
         """Fraction of the blocks that requests hold, 0 to 1."""
         return 1.0 - self._pool.num_free / self._pool.num_usable
 
     @property
     def block_tables(self) -> npt.NDArray[np.int32]:
-        """int32 [rows, width]: every block table, at its `table_row`; read it, do not keep it."""
+        """int32 [rows, width]: the table of each of `table_rows`; read it, do not keep it."""
         return self._tables.ids
 
     def blocks_for(self, num_tokens: int) -> int:
         """Returns how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def table_row(self, request: Request) -> int:
-        """Returns the row of a request's block table; it stays until the request is freed."""
-        row = self._holdings[request.request_id].row
-        if row is None:
-            raise InternalError(f"request {request.request_id} holds no blocks")
-        return row
-
     def block_ids(self, request: Request) -> npt.NDArray[np.int32]:
         """Returns the blocks of a request in token order: a view, empty if it holds none."""
-        holding = self._holdings.get(request.request_id)
-        if holding is None or holding.row is None:
-            return np.empty(0, np.int32)
-        return self._tables.view(holding.row)
+        row = self.table_rows.get(request.request_id)
+        return np.empty(0, np.int32) if row is None else self._tables.view(row)
 
     def match_prefix(self, request: Request) -> int:
         """Returns how many leading tokens have their K/V in the cache.
@@ -145,7 +132,8 @@ class KVCacheManager:
             return False
         for block_id in reused:
             self._pool.acquire(block_id)
-        holding.row = self._tables.claim(reused + self._pool.take(num_new))
+        row = self._tables.claim(reused + self._pool.take(num_new))
+        self.table_rows[request.request_id] = row
         holding.num_committed = len(reused)
         if self.enable_prefix_caching:
             self._extend_hashes(holding, request.num_tokens)
@@ -162,7 +150,7 @@ class KVCacheManager:
         Returns:
           False if there is not enough room; nothing has changed then.
         """
-        row = self.table_row(request)
+        row = self.table_rows[request.request_id]
         needed = self.blocks_for(request.num_computed_tokens + num_new_tokens)
         missing = needed - self._tables.lengths[row]
         if missing > self._pool.num_free:
@@ -200,11 +188,12 @@ class KVCacheManager:
           are used again; else nothing.
         """
         holding = self._holdings.pop(request.request_id, None)
-        if holding is None or holding.row is None:
+        row = self.table_rows.pop(request.request_id, None)
+        if holding is None or row is None:
             return []
         for i in range(holding.num_committed, len(holding.hashes)):
             self._stop_computing(holding, i)
-        block_ids = self._tables.release(holding.row)
+        block_ids = self._tables.release(row)
         for block_id in reversed(block_ids):
             if discard:
                 self._pool.forget(block_id)
@@ -218,8 +207,8 @@ class KVCacheManager:
         """
         self._pool.forget_all()
         self._computing.clear()
-        for holding in self._holdings.values():
-            holding.may_publish = holding.row is None
+        for request_id in self.table_rows:
+            self._holdings[request_id].may_publish = False
 
     def check(self) -> None:
         """Recomputes every invariant from scratch.
@@ -227,12 +216,12 @@ class KVCacheManager:
         Raises:
           InternalError: one does not hold.
         """
-        admitted = [h for h in self._holdings.values() if h.row is not None]
+        admitted = [self._holdings[request_id] for request_id in self.table_rows]
         holders = Counter(int(b) for h in admitted for b in self.block_ids(h.request))
         self._pool.check(holders)
         if self._tables.ids.astype(bool).sum() != sum(holders.values()):
             raise InternalError("a block table has entries past its end")
-        if len({h.row for h in admitted}) != len(admitted):
+        if len(set(self.table_rows.values())) != len(admitted):
             raise InternalError("two requests share a row of the block tables")
         for holding in admitted:
             self._check_holding(holding)

