@@ -94,7 +94,8 @@ class DeviceConfig:
     """Which device runs the model.
 
     Attributes:
-      device: NAME[:INDEX] of an installed platform, or "auto".
+      device: NAME[:INDEX] of an installed platform, or "auto"; None takes LEADFRAME_DEVICE, and
+        "auto" when that is not set.
       options: `-o KEY=VALUE` options of the platform.
       op_order: `--op OP=NAME,NAME` preferences.
       op_fallback: "device" lets missing ops run as references on the device, "host" also on
@@ -103,7 +104,7 @@ class DeviceConfig:
       enforce_eager: Do not compile or capture steps.
     """
 
-    device: str = "auto"
+    device: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     op_order: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     op_fallback: Literal["device", "host"] = "device"

@@ -1,1 +1,216 @@
-"""Offline generation."""
+"""Offline generation: a model, a list of prompts, a list of completions."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from leadframe.config import CacheConfig, DeviceConfig, EngineConfig, SchedulerConfig
+from leadframe.engine import Completion, Engine, RequestOutput
+from leadframe.errors import ConfigError, RequestError
+from leadframe.sampling_params import SamplingParams
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+_SECTIONS: dict[str, type[SchedulerConfig] | type[CacheConfig] | type[DeviceConfig]] = {
+    "scheduler": SchedulerConfig,
+    "cache": CacheConfig,
+    "device": DeviceConfig,
+}
+
+
+def engine_config(model: str | None = None, **settings: Any) -> EngineConfig:
+    """Builds an `EngineConfig` from flat keyword arguments, as the command line names them.
+
+    Args:
+      model: a Hugging Face directory, a GGUF file, or None for the embedded default model.
+      **settings: any field of `EngineConfig` or of its sections, such as `max_num_seqs=64`.
+
+    Raises:
+      ConfigError: a name is unknown or a value is out of range.
+    """
+    top: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+    for key, value in settings.items():
+        owner = _owner_of(key)
+        if owner is None:
+            top[key] = value
+        else:
+            sections[owner][key] = value
+    for name, values in sections.items():
+        top[name] = _SECTIONS[name](**values)
+    return EngineConfig(model=model, **top)
+
+
+def _owner_of(key: str) -> str | None:
+    owners = {f.name: name for name, section in _SECTIONS.items() for f in _fields(section)}
+    own = [f.name for f in _fields(EngineConfig) if f.name not in (*_SECTIONS, "model")]
+    if key not in owners and key not in own:
+        raise ConfigError(_unknown(key, [*own, *owners]))
+    return owners.get(key)
+
+
+def _fields(section: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(section)
+
+
+def _unknown(key: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+    return f"unknown setting {key!r}{hint}"
+
+
+class LLM:
+    """A model on a device, for scripts.
+
+    Args:
+      model: a Hugging Face directory, a GGUF file, or None for the embedded default model.
+      progress: called with (done, total) bytes while weights load; None shows nothing.
+      **settings: see `engine_config`.
+
+    Raises:
+      ConfigError: a setting is wrong.
+      ModelError: the model cannot be loaded.
+      PlatformError: the device cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        config = engine_config(model, **settings)
+        self.engine = Engine.from_config(config, progress=progress)
+        self._ids = itertools.count()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_output: Callable[[RequestOutput], None] | None = None,
+    ) -> list[Completion]:
+        """Completes every prompt; the scheduler batches them.
+
+        Args:
+          prompts: one prompt or many.
+          params: for all prompts, or one each; None takes the defaults.
+          on_output: called with every output as it comes, for progress.
+
+        Returns:
+          One completion a prompt, in order.
+
+        Raises:
+          RequestError: a prompt or its parameters are invalid; nothing was generated.
+        """
+        batch = _as_batch(prompts)
+        each = _params_for(batch, params)
+        completions = self._add_all(batch, each)
+        while self.engine.has_work:
+            for output in self.engine.step():
+                completions[output.request_id].add(output)
+                if on_output is not None:
+                    on_output(output)
+        return list(completions.values())
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+    ) -> Completion:
+        """Completes one conversation, rendered with the model's chat template.
+
+        Raises:
+          RequestError: the model has no chat template, or the messages do not fit it.
+        """
+        ids = self.engine.tokenizer.apply_chat_template(list(messages))
+        return self.generate([ids], params)[0]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Completes one prompt and yields its outputs as they come."""
+        request_id = self._next_id()
+        self.engine.add_request(request_id, self._encode(prompt), params or SamplingParams())
+        try:
+            while self.engine.has_work:
+                for output in self.engine.step():
+                    if output.request_id == request_id:
+                        yield output
+        finally:
+            self.engine.abort(request_id)
+
+    def close(self) -> None:
+        """Frees the device."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _next_id(self) -> str:
+        return f"llm-{next(self._ids)}"
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return list(self.engine.tokenizer.encode(prompt))
+        return list(prompt)
+
+    def _add_all(
+        self, batch: Sequence[Prompt], each: Sequence[SamplingParams]
+    ) -> dict[str, Completion]:
+        completions: dict[str, Completion] = {}
+        try:
+            for prompt, params in zip(batch, each, strict=True):
+                request_id, ids = self._next_id(), self._encode(prompt)
+                self.engine.add_request(request_id, ids, params)
+                text = prompt if isinstance(prompt, str) else None
+                completions[request_id] = Completion(request_id, ids, text)
+        except RequestError:
+            for request_id in completions:
+                self.engine.abort(request_id)
+            raise
+        return completions
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [cast("Sequence[int]", prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _params_for(
+    batch: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * len(batch)
+    if len(params) != len(batch):
+        raise RequestError(
+            f"{len(batch)} prompts came with {len(params)} sampling parameters; "
+            "give one for all, or one each",
+            param="params",
+        )
+    return list(params)

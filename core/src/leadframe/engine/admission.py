@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from leadframe.errors import PromptTooLong, RequestError
 from leadframe.request import Request
 from leadframe.sampling_params import SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a model allows in a request.
+
+    Attributes:
+      vocab_size: width of the logits, which bounds every token id.
+      eos_token_ids: tokens that end a request unless it ignores them.
+      max_model_len: most tokens of prompt and output together.
+    """
+
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    max_model_len: int
+
+
 def build_request(
     request_id: str,
     prompt_token_ids: Sequence[int],
     params: SamplingParams,
+    limits: RequestLimits,
     *,
-    vocab_size: int,
-    eos_token_ids: frozenset[int],
-    max_model_len: int,
     seed: int,
     priority: int = 0,
     cache_salt: str = "",
@@ -27,9 +41,7 @@ def build_request(
       request_id: unique among live requests.
       prompt_token_ids: the prompt.
       params: how to sample.
-      vocab_size: width of the logits, which bounds every token id.
-      eos_token_ids: tokens that end a request unless it ignores them.
-      max_model_len: most tokens of prompt and output together.
+      limits: what the model allows.
       seed: what the draws depend on.
       priority: lower runs sooner.
       cache_salt: separates prefix-cache entries.
@@ -39,18 +51,18 @@ def build_request(
       PromptTooLong: the prompt, or prompt and `max_tokens`, exceed `max_model_len`.
     """
     prompt = list(prompt_token_ids)
-    _check_prompt(prompt, vocab_size)
-    params.check_vocabulary(vocab_size)
+    _check_prompt(prompt, limits.vocab_size)
+    params.check_vocabulary(limits.vocab_size)
     stop_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
-        stop_ids |= eos_token_ids
+        stop_ids |= limits.eos_token_ids
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
         params=params,
         seed=seed,
         stop_ids=stop_ids,
-        max_total_tokens=_max_total_tokens(len(prompt), params, max_model_len),
+        max_total_tokens=_max_total_tokens(len(prompt), params, limits.max_model_len),
         priority=priority,
         cache_salt=cache_salt,
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from leadframe.config import EngineConfig
-from leadframe.engine.admission import build_request
+from leadframe.engine.admission import RequestLimits, build_request
 from leadframe.engine.output_processor import OutputProcessor, make_output
 from leadframe.engine.outputs import RequestOutput, TokenLogprobs
 from leadframe.errors import DeviceOOM, EngineDead, QueueFull
@@ -44,10 +44,14 @@ class Engine:
         self.metrics = parts.metrics
         self.ledger = parts.ledger
         self.device_summary = parts.device_summary
-        self.capacity_line = parts.capacity_line
+        self.capacity_line = parts.kv_plan.line
+        self.kv_plan = parts.kv_plan
+        self.model_path = parts.model_path
+        eos = frozenset(parts.model_info.eos_token_ids)
+        self._limits = RequestLimits(parts.model_info.vocab_size, eos, parts.max_model_len)
         self._scheduler = parts.scheduler
         self._runner = parts.runner
-        self._processor = OutputProcessor(parts.tokenizer, parts.model_info.eos_token_ids)
+        self._processor = OutputProcessor(parts.tokenizer, eos)
         self._requests: dict[str, Request] = {}
         self._idle_steps = 0
         self._closed = False
@@ -99,9 +103,7 @@ class Engine:
             request_id,
             prompt_token_ids,
             params,
-            vocab_size=self.model_info.vocab_size,
-            eos_token_ids=self.model_info.eos_token_ids,
-            max_model_len=self.max_model_len,
+            self._limits,
             seed=self._seed(params),
             priority=priority,
             cache_salt=cache_salt,
@@ -152,6 +154,10 @@ class Engine:
         outputs = self._update(schedule, result)
         self._report_step(schedule, time.monotonic() - started)
         return outputs
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix that no request holds."""
+        self._scheduler.kv.reset_prefix_cache()
 
     def check(self) -> None:
         """Recomputes the invariants of scheduler and block pool; for tests and idle audits."""

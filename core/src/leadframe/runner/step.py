@@ -58,7 +58,7 @@ def _sample(ops: Ops, raw: Array, arrays: StepArrays, outputs: dict[str, Any]) -
         owned = raw if bucket.num_logprobs is None else raw + 0.0
         edits = (arrays.edit_ids, arrays.edit_scale, arrays.edit_add, arrays.keep_only)
         logits = ops.edit_logits(owned, *edits)
-    if bucket.sample in ("greedy", "skip"):
+    if bucket.sample == "greedy" or bucket.sample == "skip":
         outputs["tokens"] = ops.argmax(logits)
     else:
         outputs["tokens"], outputs["covered"] = ops.sample(

@@ -1,0 +1,224 @@
+"""Sizes the KV cache from what a measured step leaves, and makes every step ready.
+
+Weights are loaded, then the largest step runs once over a pool of a few blocks; what the budget
+has left beside that peak becomes blocks (a size that the user fixed needs no such step). Steps are compiled over the real pool and weighed; if
+together they are over the budget, the pool shrinks by the overshoot and they are made again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from leadframe.config import EngineConfig
+from leadframe.errors import ConfigError, DeviceOOM
+from leadframe.kv_cache.capacity import (
+    KVCapacity,
+    blocks_for,
+    capacity_of,
+    fit_max_model_len,
+    format_gib,
+)
+from leadframe.metrics import StartupLedger
+from leadframe.models import ModelInfo
+from leadframe.platform.backend import CompiledStep, KVSpec
+from leadframe.platform.batch import Bucket
+from leadframe.runner.batch_builder import BatchBuilder
+from leadframe.runner.buckets import BucketPolicy
+from leadframe.runner.runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+_MARGIN = 0.02
+"""Share of the budget left for what is not measured: fragments, other sampling variants."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlan:
+    """How large the KV cache became.
+
+    Attributes:
+      capacity: blocks and bytes.
+      max_model_len: longest sequence to serve.
+      budget_bytes: device memory that the engine may use in all.
+      peak_bytes: what weights and the measured step used of it.
+    """
+
+    capacity: KVCapacity
+    max_model_len: int
+    budget_bytes: int
+    peak_bytes: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in memory, the null block included."""
+        return self.capacity.num_blocks
+
+    @property
+    def line(self) -> str:
+        """The capacity line."""
+        return self.capacity.line(self.max_model_len)
+
+
+class KVSizer:
+    """Sizes the KV cache of one engine.
+
+    Args:
+      config: the settings.
+      runner: holds weights and steps.
+      spec: the KV cache of the model.
+      info: the model.
+      ledger: where time and bytes are noted.
+      memory_fraction: share of the device's memory that the engine may use.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        spec: KVSpec,
+        info: ModelInfo,
+        ledger: StartupLedger,
+        memory_fraction: float,
+    ) -> None:
+        self._config = config
+        self._runner = runner
+        self._backend = runner.backend
+        self._spec = spec
+        self._limit = info.max_position_embeddings
+        self._ledger = ledger
+        self._block_bytes = self._backend.kv_block_bytes(spec)
+        memory = self._backend.memory()
+        self._budget = min(int(memory.total * memory_fraction), memory.free + memory.used)
+        if config.max_model_len is not None and config.max_model_len > self._limit:
+            raise ConfigError(
+                f"--max-model-len is {config.max_model_len}, and the model serves at most "
+                f"{self._limit} positions; lower it"
+            )
+
+    def run(self) -> KVPlan:
+        """Profiles, allocates, compiles; leaves the runner ready.
+
+        Raises:
+          ConfigError: the memory does not hold one sequence of the wanted length.
+          DeviceOOM: not even the weights and a step fit.
+        """
+        with self._ledger.phase("profile") as phase:
+            peak = self._backend.memory().used if self._is_fixed else self._profile()
+            phase.bytes = peak
+        available = self._available(peak)
+        for attempt in range(_ATTEMPTS):
+            plan = self._plan(available, peak)
+            try:
+                overshoot = self._allocate_and_prepare(plan)
+            except DeviceOOM as error:
+                if error.phase not in ("kv", "compile") or attempt == _ATTEMPTS - 1:
+                    raise
+                overshoot = max(error.requested - error.free, plan.capacity.total_bytes // 10)
+            if overshoot <= 0 or self._is_fixed or attempt == _ATTEMPTS - 1:
+                return plan
+            logger.warning("steps took more than planned; shrinking the KV cache by %d", overshoot)
+            available = plan.capacity.total_bytes - overshoot
+        raise DeviceOOM(available, 0, "kv")
+
+    @property
+    def _is_fixed(self) -> bool:
+        cache = self._config.cache
+        return cache.num_blocks_override is not None or cache.kv_cache_memory_bytes is not None
+
+    def _available(self, peak: int) -> int:
+        cache = self._config.cache
+        if cache.num_blocks_override is not None:
+            return cache.num_blocks_override * self._block_bytes
+        if cache.kv_cache_memory_bytes is not None:
+            return cache.kv_cache_memory_bytes
+        available = self._budget - peak - int(self._budget * _MARGIN)
+        if available < 2 * self._block_bytes:
+            raise ConfigError(
+                f"no memory is left for the KV cache: the budget is {format_gib(self._budget)}, "
+                f"weights and the largest step take {format_gib(peak)}; raise "
+                "--gpu-memory-utilization or lower --max-num-batched-tokens"
+            )
+        return available
+
+    def _plan(self, available: int, peak: int) -> KVPlan:
+        capacity = capacity_of(available, self._spec.block_size, self._block_bytes)
+        length = fit_max_model_len(capacity, self._config.max_model_len, self._limit)
+        return KVPlan(self._useful(capacity, length), length, self._budget, peak)
+
+    def _useful(self, capacity: KVCapacity, length: int) -> KVCapacity:
+        """Drops blocks that no schedule could use: every row at its longest, twice over.
+
+        The second half keeps finished prefixes for reuse.
+        """
+        if self._is_fixed:
+            return capacity
+        rows = self._config.scheduler.max_num_seqs
+        most = 2 * rows * blocks_for(length, self._spec.block_size) + 1
+        return KVCapacity(min(capacity.num_blocks, most), capacity.block_size, capacity.block_bytes)
+
+    def _policy(self, max_model_len: int) -> BucketPolicy:
+        scheduler = self._config.scheduler
+        return BucketPolicy(
+            self._backend.caps,
+            scheduler.max_num_seqs,
+            scheduler.max_num_batched_tokens,
+            max_model_len,
+            self._spec.block_size,
+            enforce_eager=self._config.device.enforce_eager,
+        )
+
+    def _profile(self) -> int:
+        """Runs the largest step over a small pool; returns the peak bytes without that pool."""
+        length = self._config.max_model_len or self._limit
+        policy = self._policy(length)
+        scheduler = self._config.scheduler
+        tokens = scheduler.max_num_batched_tokens
+        rows = min(scheduler.max_num_seqs, tokens)
+        width = blocks_for(-(-tokens // rows), self._spec.block_size)
+        bucket = policy.bucket_for(Bucket(tokens, rows, 0, width, rows))
+        self._runner.allocate(self._spec, 2)
+        self._runner.profile(bucket)
+        peak = self._backend.memory().peak - 2 * self._block_bytes
+        self._runner.release()
+        return peak
+
+    def _allocate_and_prepare(self, plan: KVPlan) -> int:
+        """Allocates the pool and makes the steps; returns bytes over the budget."""
+        with self._ledger.phase("kv") as phase:
+            self._runner.allocate(self._spec, plan.num_blocks)
+            phase.bytes = plan.capacity.total_bytes
+        policy = self._policy(plan.max_model_len)
+        rows = self._config.scheduler.max_num_seqs
+        self._runner.configure(policy, BatchBuilder(self._spec.block_size, rows, policy))
+        self._prepare()
+        return self._backend.memory().used - self._budget
+
+    def _prepare(self) -> None:
+        """Compiles and captures; the two are told apart by what each step says of itself."""
+
+        def note(bucket: Bucket, step: CompiledStep) -> None:
+            label = f"{bucket.num_tokens} tokens, {bucket.num_seqs} rows, {bucket.num_blocks} wide"
+            compiled.detail(label, step.compile_seconds, step.bytes, step.cache_hit)
+            compiled.bytes += step.bytes
+            if step.capture_seconds:
+                captured.detail(label, step.capture_seconds, step.bytes)
+                captured.seconds += step.capture_seconds
+                compiled.seconds -= step.capture_seconds
+
+        captured = self._ledger["capture"]
+        with self._ledger.phase("compile") as compiled:
+            self._runner.prepare(note)
+
+
+def size_kv_cache(
+    config: EngineConfig,
+    runner: ModelRunner,
+    spec: KVSpec,
+    info: ModelInfo,
+    ledger: StartupLedger,
+    memory_fraction: float,
+) -> KVPlan:
+    """Sizes the KV cache; see `KVSizer`."""
+    return KVSizer(config, runner, spec, info, ledger, memory_fraction).run()

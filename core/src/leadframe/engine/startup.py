@@ -1,0 +1,243 @@
+"""From a configuration to an engine that can take its first request.
+
+The order matters: device, weights, op table, a measured step, the size of the KV cache from what
+is left, compiled steps, and a second look at the memory. Each phase is timed in the ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from leadframe.config import EngineConfig
+from leadframe.engine.kv_sizing import KVPlan, size_kv_cache
+from leadframe.errors import ConfigError
+from leadframe.kv_cache import KVCacheManager
+from leadframe.metrics import EngineMetrics, StartupLedger
+from leadframe.models import Checkpoint, ModelInfo, load_weights, open_checkpoint
+from leadframe.platform.backend import Backend, KVSpec
+from leadframe.platform.capabilities import OpSpec
+from leadframe.platform.info import Limits
+from leadframe.platform.op_table import OpTable, build_op_table
+from leadframe.platform.selection import Selection, create_backend, select_device
+from leadframe.runner.runner import ModelRunner
+from leadframe.scheduler import Scheduler
+from leadframe.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+ACCELERATOR_FRACTION = 0.9
+HOST_FRACTION = 0.5
+"""A host runs other things too."""
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total) bytes while weights load."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Everything that an engine is made of."""
+
+    config: EngineConfig
+    backend: Backend
+    runner: ModelRunner
+    scheduler: Scheduler
+    tokenizer: Tokenizer
+    model_info: ModelInfo
+    model_name: str
+    model_path: Path
+    max_model_len: int
+    metrics: EngineMetrics
+    ledger: StartupLedger
+    ops: OpTable
+    kv_plan: KVPlan
+    device_summary: str
+    device_note: str
+
+
+def build_parts(
+    config: EngineConfig,
+    *,
+    progress: Progress | None = None,
+    ledger: StartupLedger | None = None,
+    env: Mapping[str, str] | None = None,
+    backend: Backend | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> EngineParts:
+    """Builds an engine's parts.
+
+    Args:
+      config: the settings.
+      progress: called while weights load.
+      ledger: where start-up time is noted; None makes a new one.
+      env: the environment that device selection reads; None takes the process's.
+      backend: a device that exists already, for tests; None selects and creates one.
+      checkpoint: a checkpoint that is open already; None opens `config.model`.
+
+    Raises:
+      ConfigError: settings contradict each other or the model.
+      ModelError: the model cannot be loaded.
+      PlatformError: the device cannot be used.
+    """
+    ledger = ledger or StartupLedger()
+    selection = None
+    if backend is None:
+        environment = os.environ if env is None else env
+        selection = select_device(config.device.device, environment)
+    with ledger.phase("import"):
+        if checkpoint is None:
+            checkpoint = open_checkpoint(config.model)
+        if backend is None:
+            assert selection is not None
+            backend = _create(selection, config, checkpoint)
+    try:
+        return _assemble(config, ledger, selection, backend, checkpoint, progress)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def _create(selection: Selection, config: EngineConfig, checkpoint: Checkpoint) -> Backend:
+    limits = Limits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=config.max_model_len or checkpoint.model.info.max_position_embeddings,
+        memory_fraction=memory_fraction(config, selection),
+        tensor_parallel_size=config.device.tensor_parallel_size,
+    )
+    return create_backend(selection, config.device.options, limits)
+
+
+def memory_fraction(config: EngineConfig, selection: Selection | None) -> float:
+    """Returns the share of memory to use: as configured, or a default by kind of platform."""
+    share = config.cache.gpu_memory_utilization
+    if share is not None:
+        return share
+    if selection is not None and selection.plugin.info().kind == "accelerator":
+        return ACCELERATOR_FRACTION
+    return HOST_FRACTION
+
+
+def _assemble(
+    config: EngineConfig,
+    ledger: StartupLedger,
+    selection: Selection | None,
+    backend: Backend,
+    checkpoint: Checkpoint,
+    progress: Progress | None,
+) -> EngineParts:
+    info = checkpoint.model.info
+    dtype = choose_dtype(config.dtype, backend, checkpoint)
+    with ledger.phase("load") as phase:
+        tokenizer = load_tokenizer(checkpoint.tokenizer_path)
+        weights = load_weights(backend, checkpoint, dtype, progress)
+        phase.bytes = checkpoint.total_bytes
+        phase.note = f"{dtype}, {checkpoint.name}"
+    kv_spec = make_kv_spec(config, backend, info, dtype)
+    kernels = selection.kernels() if selection is not None else ()
+    ops = build_op_table(
+        backend,
+        op_specs(info, kv_spec, dtype),
+        kernels=kernels,
+        order=config.device.op_order,
+        fallback=config.device.op_fallback,
+    )
+    runner = ModelRunner(backend, checkpoint.model, weights, ops)
+    plan = size_kv_cache(
+        config,
+        runner,
+        kv_spec,
+        info,
+        ledger,
+        memory_fraction=memory_fraction(config, selection),
+    )
+    kv = KVCacheManager(
+        plan.num_blocks,
+        kv_spec.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    name = checkpoint.name
+    return EngineParts(
+        config=config,
+        backend=backend,
+        runner=runner,
+        scheduler=Scheduler(config.scheduler, kv, plan.max_model_len),
+        tokenizer=tokenizer,
+        model_info=info,
+        model_name=name,
+        model_path=checkpoint.tokenizer_path,
+        max_model_len=plan.max_model_len,
+        metrics=EngineMetrics(name, ledger),
+        ledger=ledger,
+        ops=ops,
+        kv_plan=plan,
+        device_summary=_summary(selection, backend),
+        device_note="" if selection is None else selection.note,
+    )
+
+
+def choose_dtype(asked: str, backend: Backend, checkpoint: Checkpoint) -> str:
+    """Returns the dtype of weights and activations.
+
+    Raises:
+      ConfigError: the backend does not compute in the dtype that was asked for.
+    """
+    offered = backend.caps.compute_dtypes
+    if asked == "auto":
+        return offered[0]
+    aliases = {"half": "float16", "float": "float32", "fp32": "float32", "bf16": "bfloat16"}
+    dtype = aliases.get(asked, asked)
+    if dtype not in offered:
+        raise ConfigError(
+            f"--dtype is {asked!r}; this device computes in {', '.join(offered)}; "
+            "choose one of them or auto"
+        )
+    return dtype
+
+
+def make_kv_spec(config: EngineConfig, backend: Backend, info: ModelInfo, dtype: str) -> KVSpec:
+    """Returns the KV cache of a model on a backend.
+
+    Raises:
+      ConfigError: block size or dtype is not one that the backend takes.
+    """
+    caps = backend.caps
+    block_size = config.cache.block_size or caps.block_sizes[0]
+    if block_size not in caps.block_sizes:
+        sizes = ", ".join(str(size) for size in caps.block_sizes)
+        raise ConfigError(f"--block-size is {block_size}; this device takes {sizes}")
+    kv_dtype = config.cache.kv_cache_dtype
+    kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
+    if kv_dtype not in caps.kv_dtypes:
+        offered = ", ".join(caps.kv_dtypes)
+        raise ConfigError(f"--kv-cache-dtype is {kv_dtype!r}; this device stores {offered}")
+    return KVSpec(info.kv_layers, block_size, kv_dtype)
+
+
+def op_specs(info: ModelInfo, kv: KVSpec, dtype: str) -> list[OpSpec]:
+    """Returns what the model will ask of the ops whose support depends on it."""
+    specs = []
+    layers = set(zip(info.attn, info.kv_layers, strict=True))
+    for params, layer in sorted(layers, key=repr):
+        for op in ("attention", "kv_append", "kv_copy"):
+            spec = OpSpec(
+                op=op,
+                dtype=dtype,
+                kv_dtype=kv.dtype,
+                head_dim=layer.head_dim,
+                num_heads=info.num_heads,
+                num_kv_heads=layer.num_kv_heads,
+                block_size=kv.block_size,
+                features=params.features,
+            )
+            specs.append(spec)
+    return specs
+
+
+def _summary(selection: Selection | None, backend: Backend) -> str:
+    if selection is None:
+        return backend.caps.family
+    return f"{selection.name} ({selection.device.name})"

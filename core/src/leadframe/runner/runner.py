@@ -1,0 +1,167 @@
+"""Runs what the scheduler chose: builds the batch, finds a compiled step, reads the results.
+
+The runner owns the KV cache, the weights and the compiled steps. It must not decide anything
+about requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from leadframe.platform.backend import KV, Array, Backend, CompiledStep, KVSpec
+from leadframe.platform.batch import Bucket, StepBatch
+from leadframe.platform.ops import Ops
+from leadframe.request import Request
+from leadframe.runner.batch_builder import BatchBuilder, BuiltBatch
+from leadframe.runner.buckets import BucketPolicy
+from leadframe.runner.profile import full_batch
+from leadframe.runner.result import StepResult, read_result
+from leadframe.runner.step import StepModel, build_step
+from leadframe.scheduler import SchedulerOutput
+
+_MAX_EAGER_STEPS = 512
+"""Steps kept for buckets that were not prepared; each is little more than a closure."""
+
+OnCompiled = Callable[[Bucket, CompiledStep], None]
+
+
+class ModelRunner:
+    """One model on one backend.
+
+    Args:
+      backend: the device.
+      model: its step functions.
+      weights: what `load_weights` uploaded.
+      ops: the op table that was resolved for the model.
+    """
+
+    def __init__(
+        self, backend: Backend, model: StepModel, weights: Mapping[str, Array], ops: Ops
+    ) -> None:
+        self.backend = backend
+        self._weights = weights
+        self._step = build_step(model, ops)
+        self._kv: KV = []
+        self._spec: KVSpec | None = None
+        self._prepared: dict[Bucket, CompiledStep] = {}
+        self._eager: OrderedDict[Bucket, CompiledStep] = OrderedDict()
+        self._policy: BucketPolicy | None = None
+        self._builder: BatchBuilder | None = None
+
+    # --- start-up -----------------------------------------------------------------------
+
+    def allocate(self, spec: KVSpec, num_blocks: int) -> None:
+        """Replaces the KV cache, and drops the steps that were made for the old one."""
+        self.release()
+        self._kv, self._spec = self.backend.kv_alloc(spec, num_blocks), spec
+
+    def release(self) -> None:
+        """Frees the KV cache and every compiled step."""
+        for step in (*self._prepared.values(), *self._eager.values()):
+            step.close()
+        self._prepared.clear()
+        self._eager.clear()
+        if self._kv:
+            self.backend.kv_free(self._kv)
+            self._kv = []
+
+    def configure(self, policy: BucketPolicy, builder: BatchBuilder) -> None:
+        """Sets how batches are built and which buckets are worth preparing."""
+        self._policy, self._builder = policy, builder
+
+    def prepare(self, on_compiled: OnCompiled | None = None) -> int:
+        """Compiles every bucket that the policy lists and returns the bytes they hold."""
+        assert self._policy is not None
+        for bucket in self._policy.all_buckets():
+            step = self._prepared[bucket] = self._compile(bucket, capture=True)
+            if on_compiled is not None:
+                on_compiled(bucket, step)
+        return sum(step.bytes for step in self._prepared.values())
+
+    def profile(self, bucket: Bucket) -> None:
+        """Runs one step with every token and row of a bucket live, reading the null block."""
+        assert self._spec is not None
+        step = self._compile(bucket, capture=False)
+        try:
+            outputs, self._kv = step.run(full_batch(bucket, self._spec.block_size), self._kv)
+            for array in outputs.values():
+                self.backend.download(array)
+        finally:
+            step.close()
+
+    # --- steps --------------------------------------------------------------------------
+
+    def execute(self, schedule: SchedulerOutput) -> StepResult:
+        """Runs one step.
+
+        A draw that the candidates do not cover makes the step run again with a full sort: the
+        same K and V go to the same slots, so running twice changes nothing else.
+
+        Raises:
+          PlatformError: the device failed.
+        """
+        assert self._builder is not None
+        built = self._builder.build(schedule)
+        host = self._run(built.batch)
+        uncovered = _uncovered(schedule, built, host)
+        if uncovered:
+            for request in uncovered:
+                request.needs_sort = True
+            built = self._builder.build(schedule)
+            host = self._run(built.batch)
+        return read_result(schedule, built, host)
+
+    def scrub(self, block_ids: Sequence[int]) -> None:
+        """Overwrites blocks with zeros, so that what a failed request wrote is gone."""
+        if not block_ids or self._spec is None:
+            return
+        block_size = self._spec.block_size
+        for index, layer in enumerate(self._spec.layers):
+            shape = (len(block_ids), 2, block_size, layer.num_kv_heads, layer.head_dim)
+            zeros = np.zeros(shape, np.float32)
+            self._kv[index] = self.backend.kv_write(self._kv[index], block_ids, zeros)
+
+    def close(self) -> None:
+        """Frees the KV cache, the steps and the weights."""
+        self.release()
+        self._weights = {}
+
+    def _run(self, batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
+        step = self._step_for(batch.bucket)
+        outputs, self._kv = step.run(batch, self._kv)
+        return {name: self.backend.download(array) for name, array in outputs.items()}
+
+    def _step_for(self, bucket: Bucket) -> CompiledStep:
+        assert self._policy is not None
+        step = self._prepared.get(bucket)
+        if step is not None:
+            return step
+        if self._policy.is_padded(bucket):
+            step = self._prepared[bucket] = self._compile(bucket, capture=True)
+            return step
+        step = self._eager.get(bucket)
+        if step is not None:
+            self._eager.move_to_end(bucket)
+            return step
+        step = self._eager[bucket] = self._compile(bucket, capture=False)
+        if len(self._eager) > _MAX_EAGER_STEPS:
+            self._eager.popitem(last=False)[1].close()
+        return step
+
+    def _compile(self, bucket: Bucket, *, capture: bool) -> CompiledStep:
+        return self.backend.compile(self._step, bucket, self._weights, self._kv, capture=capture)
+
+
+def _uncovered(
+    schedule: SchedulerOutput, built: BuiltBatch, host: Mapping[str, npt.NDArray[Any]]
+) -> list[Request]:
+    covered = host.get("covered")
+    if covered is None or covered.all():
+        return []
+    places = zip(schedule.rows, built.row_places, strict=True)
+    return [row.request for row, place in places if row.samples and not covered[place]]
