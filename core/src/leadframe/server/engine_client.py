@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 from leadframe.engine.outputs import EngineHealth, RequestOutput
 from leadframe.metrics import EngineMetrics
 from leadframe.models.info import ModelInfo
 from leadframe.sampling_params import SamplingParams
-
-
-class Tokenizer(Protocol):
-    """Text to token ids and back. Called from several threads."""
-
-    @property
-    def chat_template(self) -> str | None:
-        """The Jinja template of the model, if it brings one."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Turns text into token ids."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Turns token ids into text."""
-
-    def token_text(self, token_id: int) -> str:
-        """Returns the text of one token by itself."""
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        **kwargs: Any,
-    ) -> list[int]:
-        """Renders messages and returns the token ids, with exactly the template's specials."""
+from leadframe.tokenizer import Tokenizer
 
 
 class RequestStream(Protocol):

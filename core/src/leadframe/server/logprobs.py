@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leadframe.engine.outputs import TokenLogprobs
-from leadframe.server.engine_client import Tokenizer
-from leadframe.tokenizer import Detokenizer
+from leadframe.tokenizer import Detokenizer, Tokenizer
 
 JsonObject = dict[str, object]
 
@@ -22,9 +21,8 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> Jso
 
 
 def _chat_entry(tokenizer: Tokenizer, token_id: int, logprob: float | None) -> JsonObject:
-    """`bytes` is null for a token that is only a part of a character."""
-    text = tokenizer.token_text(token_id)
-    data = None if "\ufffd" in text else list(text.encode("utf-8"))
+    """`token` shows a part of a character as U+FFFD; `bytes` has what it really is."""
+    text, data = tokenizer.token_text(token_id), list(tokenizer.token_bytes(token_id))
     return {"token": text, "logprob": logprob, "bytes": data}
 
 

@@ -8,13 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jinja2 import TemplateError
-
 from leadframe.errors import RequestError
-from leadframe.server.engine_client import Tokenizer
 from leadframe.server.fields import Prompt
-from leadframe.server.replies import HttpError, scrubbed
 from leadframe.server.schema import ChatBody, Message, TokenizeBody
+from leadframe.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -96,22 +93,12 @@ class PromptReader:
     def _render(
         self, messages: Sequence[Message], add_generation_prompt: bool, kwargs: Mapping[str, Any]
     ) -> list[int]:
-        if self._chat_template is None and self._tokenizer.chat_template is None:
-            raise RequestError(
-                "this model has no chat template; start the server with --chat-template FILE, "
-                "or use /v1/completions",
-                param="messages",
-            )
-        try:
-            ids = self._tokenizer.apply_chat_template(
-                [message.for_template() for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                chat_template=self._chat_template,
-                **kwargs,
-            )
-        except TemplateError as error:
-            reason = scrubbed(str(error))
-            raise HttpError(400, f"the chat template failed: {reason}", param="messages") from error
+        ids = self._tokenizer.apply_chat_template(
+            [message.for_template() for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            chat_template=self._chat_template,
+            **kwargs,
+        )
         if not ids:
             raise RequestError("the chat template made no token", param="messages")
         return ids

@@ -7,8 +7,8 @@ from typing import Any
 
 from leadframe.models.info import GenerationDefaults
 from leadframe.sampling_params import SamplingParams
-from leadframe.server.engine_client import Tokenizer
 from leadframe.server.schema import ChatBody, CompletionBody, SamplingBody
+from leadframe.tokenizer import Tokenizer
 
 _COPIED = (
     "temperature",

@@ -7,12 +7,12 @@ or is an error.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from leadframe.platform.names import did_you_mean
 from leadframe.sampling_params import MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from leadframe.server.fields import (
     INT32,
@@ -107,8 +107,7 @@ def _refusal(name: str, model: type[Body]) -> str:
     shown = repr(name[:64])
     if name in _UNSERVED:
         return f"parameter {shown} is not supported with this value; leave it out"
-    close = difflib.get_close_matches(name[:64], model.model_fields, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else "; leave it out"
+    hint = did_you_mean(name[:64], model.model_fields) or "; leave it out"
     return f"unknown parameter {shown}{hint}"
 
 

@@ -1,0 +1,176 @@
+"""`leadframe serve [MODEL]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leadframe.cli.engine_args import (
+    add_engine_arguments,
+    announce_device,
+    engine_config,
+    with_config_file,
+)
+from leadframe.cli.parser import Parser, add_field, byte_size
+from leadframe.config import EngineConfig
+from leadframe.errors import ConfigError
+from leadframe.server.settings import ServerConfig
+
+if TYPE_CHECKING:
+    from leadframe.engine import AsyncEngine
+
+_MAX_TEMPLATE_BYTES = 1 << 20
+
+
+def run(argv: Sequence[str]) -> int:
+    """Loads a model and serves it until told to stop.
+
+    Returns:
+      The exit status: 0 after a drained shutdown, the engine's error's when the engine died.
+    """
+    args = _parser().parse(with_config_file(argv))
+    config, settings = engine_config(args), _server_config(args)
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
+    )
+    template = _read_template(settings.chat_template)
+    announce_device(config, sys.stdout)
+
+    from leadframe.server.lifecycle import bind
+
+    sock = bind(settings)
+    try:
+        return _serve(args, config, settings, template, sock)
+    finally:
+        sock.close()
+
+
+def _serve(
+    args: argparse.Namespace,
+    config: EngineConfig,
+    settings: ServerConfig,
+    template: str | None,
+    sock: socket.socket,
+) -> int:
+    from leadframe.cli.progress import progress_bar
+    from leadframe.engine import AsyncEngine
+    from leadframe.server.lifecycle import run as run_server
+    from leadframe.server.services import Services
+
+    with progress_bar("loading weights", is_bytes=True) as progress:
+        engine = AsyncEngine.from_config(config, progress=progress)
+    _print_start(engine)
+    if args.startup_json:
+        _write_json(args.startup_json, startup_report(engine))
+    services = Services(engine, settings, template)
+    host, port = sock.getsockname()[:2]
+    base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    has_template = template is not None or engine.tokenizer.chat_template is not None
+
+    def on_started() -> None:
+        print(f"serving {services.model_names[0]} at {base} (Ctrl-C to stop); try:\n")
+        print(f"  {curl_line(base, has_template, bool(settings.api_keys))}\n", flush=True)
+
+    return run_server(services, sock, on_started)
+
+
+def _print_start(engine: AsyncEngine) -> None:
+    print(engine.ledger.table())
+    print(engine.capacity_line, flush=True)
+
+
+def startup_report(engine: AsyncEngine) -> dict[str, Any]:
+    """Returns what `--startup-json` writes."""
+    return {
+        "model": engine.model_name,
+        "device": engine.device_summary,
+        "max_model_len": engine.max_model_len,
+        "capacity": engine.capacity_line,
+        **engine.ledger.to_json(),
+    }
+
+
+def curl_line(base: str, has_template: bool, has_key: bool) -> str:
+    """Returns a command that works as it is printed; a key is never printed."""
+    auth = '-H "Authorization: Bearer $LEADFRAME_API_KEY" ' if has_key else ""
+    if has_template:
+        path = "/v1/chat/completions"
+        body: dict[str, object] = {
+            "messages": [{"role": "user", "content": "What is a lead frame?"}],
+            "max_tokens": 64,
+        }
+    else:
+        path, body = "/v1/completions", {"prompt": "A lead frame is", "max_tokens": 32}
+    return f"curl {base}{path} {auth}-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="leadframe serve", description="Serve a model over HTTP.")
+    add_field(parser, EngineConfig, "model", "model", nargs="?", metavar="MODEL")
+    add_engine_arguments(parser)
+    http = parser.add_argument_group("HTTP")
+    add_field(http, ServerConfig, "host")
+    add_field(http, ServerConfig, "port")
+    several: dict[str, Any] = {"action": "append", "default": []}
+    add_field(http, ServerConfig, "api_keys", "--api-key", metavar="KEY", **several)
+    add_field(
+        http, ServerConfig, "served_model_names", "--served-model-name", metavar="NAME", **several
+    )
+    add_field(http, ServerConfig, "chat_template", metavar="FILE")
+    add_field(http, ServerConfig, "generation_config", choices=("none", "model"))
+    add_field(http, ServerConfig, "shutdown_timeout", metavar="SECONDS")
+    add_field(http, ServerConfig, "max_body_bytes", type=byte_size, metavar="SIZE")
+    parser.add_argument(
+        "--startup-json", metavar="FILE", help="write the start-up ledger to a file"
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info",
+        help="least severe level that is logged",
+    )  # fmt: skip
+    return parser
+
+
+def _server_config(args: argparse.Namespace) -> ServerConfig:
+    keys = tuple(args.api_keys)
+    from_env = os.environ.get("LEADFRAME_API_KEY")
+    if not keys and from_env is not None:
+        keys = (from_env,)
+    return ServerConfig(
+        host=args.host,
+        port=args.port,
+        api_keys=keys,
+        served_model_names=tuple(args.served_model_names),
+        chat_template=args.chat_template,
+        shutdown_timeout=args.shutdown_timeout,
+        generation_config=args.generation_config,
+        max_body_bytes=args.max_body_bytes,
+        accept_priority=args.policy == "priority",
+    )
+
+
+def _read_template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        data = Path(path).read_bytes()
+        if len(data) > _MAX_TEMPLATE_BYTES:
+            raise ConfigError(f"--chat-template {path} is larger than {_MAX_TEMPLATE_BYTES} bytes")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"--chat-template {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--chat-template {path} is not UTF-8 text") from None
+
+
+def _write_json(path: str, data: dict[str, Any]) -> None:
+    try:
+        Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--startup-json {path}: {error.strerror}") from None
