@@ -1,5 +1,8 @@
 """Fixtures that several tests of the core share."""
 
+import importlib.util
+from pathlib import Path
+
 import array_api_strict
 import numpy as np
 import pytest
@@ -23,3 +26,24 @@ def _strict_top_k(x, k):
 def strict_namespace():
     """The array API standard to the letter: what it refuses, some backend refuses."""
     return ArrayNamespace(array_api_strict, put=_strict_put, top_k=_strict_top_k)
+
+
+@pytest.fixture(scope="session")
+def policy():
+    """The module policy_harness.py: scheduler, blocks and batches over a model that checks them."""
+    return _module("policy_harness")
+
+
+@pytest.fixture(scope="session")
+def harness():
+    """The module model_harness.py: tiny models of Transformers, and ours over the same weights."""
+    return _module("model_harness")
+
+
+def _module(name):
+    spec = importlib.util.spec_from_file_location(
+        f"leadframe_{name}", Path(__file__).with_name(f"{name}.py")
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

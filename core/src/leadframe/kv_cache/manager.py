@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,20 @@ from leadframe.request import Request
 
 @dataclass(slots=True)
 class _Holding:
-    """What is known of one request: the hashes of its full blocks, and how many are computed."""
+    """What is known of one request.
+
+    Attributes:
+      hashes: of its full blocks, as far as they were needed.
+      num_committed: leading blocks whose tokens are all computed.
+      num_announced: leading blocks that were known at admission; those that are not committed
+        are being computed.
+      may_publish: its K/V belongs to the weights of today.
+    """
 
     request: Request
-    num_committed: int = 0
     hashes: list[bytes] = field(default_factory=list)
+    num_committed: int = 0
+    num_announced: int = 0
     may_publish: bool = True
 
 
@@ -54,7 +64,7 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks)
         self._tables = BlockTables()
         self._holdings: dict[str, _Holding] = {}
-        self._computing: dict[bytes, str] = {}
+        self._computing: Counter[bytes] = Counter()
 
     @property
     def num_blocks(self) -> int:
@@ -137,8 +147,8 @@ class KVCacheManager:
         holding.num_committed = len(reused)
         if self.enable_prefix_caching:
             self._extend_hashes(holding, request.num_tokens)
-            for block_hash in holding.hashes[len(reused) :]:
-                self._computing.setdefault(block_hash, request.request_id)
+            holding.num_announced = len(holding.hashes)
+            self._computing.update(holding.hashes[len(reused) :])
         if not request.num_preemptions:
             self.prefix_queries += request.num_tokens
             self.prefix_hits += num_cached_tokens
@@ -168,11 +178,12 @@ class KVCacheManager:
         if num_full <= holding.num_committed:
             return
         self._extend_hashes(holding, request.num_computed_tokens)
-        table = self.block_ids(request)
-        for i in range(holding.num_committed, num_full):
-            self._stop_computing(holding, i)
-            if holding.may_publish:
-                self._pool.publish(int(table[i]), holding.hashes[i])
+        self._retract(holding, num_full)
+        if holding.may_publish:
+            new = slice(holding.num_committed, num_full)
+            block_ids = self.block_ids(request)[new].tolist()
+            for block_id, block_hash in zip(block_ids, holding.hashes[new], strict=True):
+                self._pool.publish(block_id, block_hash)
         holding.num_committed = num_full
 
     def free(self, request: Request, *, discard: bool = False) -> list[int]:
@@ -191,8 +202,7 @@ class KVCacheManager:
         row = self.table_rows.pop(request.request_id, None)
         if holding is None or row is None:
             return []
-        for i in range(holding.num_committed, len(holding.hashes)):
-            self._stop_computing(holding, i)
+        self._retract(holding, holding.num_announced)
         block_ids = self._tables.release(row)
         for block_id in reversed(block_ids):
             if discard:
@@ -208,7 +218,8 @@ class KVCacheManager:
         self._pool.forget_all()
         self._computing.clear()
         for request_id in self.table_rows:
-            self._holdings[request_id].may_publish = False
+            holding = self._holdings[request_id]
+            holding.may_publish, holding.num_announced = False, 0
 
     def check(self) -> None:
         """Recomputes every invariant from scratch.
@@ -225,10 +236,9 @@ class KVCacheManager:
             raise InternalError("two requests share a row of the block tables")
         for holding in admitted:
             self._check_holding(holding)
-        for block_hash, request_id in self._computing.items():
-            owner = self._holdings.get(request_id)
-            if owner is None or block_hash not in owner.hashes[owner.num_committed :]:
-                raise InternalError(f"nobody computes a block that waits for {request_id}")
+        announced = [h.hashes[h.num_committed : h.num_announced] for h in admitted]
+        if self._computing != Counter(chain.from_iterable(announced)):
+            raise InternalError("the blocks being computed are not those of the running requests")
 
     def _check_holding(self, holding: _Holding) -> None:
         request, table = holding.request, self.block_ids(holding.request)
@@ -270,7 +280,9 @@ class KVCacheManager:
             raise InternalError("a request is admitted with cached blocks that are gone")
         return block_ids
 
-    def _stop_computing(self, holding: _Holding, index: int) -> None:
-        block_hash = holding.hashes[index]
-        if self._computing.get(block_hash) == holding.request.request_id:
-            del self._computing[block_hash]
+    def _retract(self, holding: _Holding, end: int) -> None:
+        """Blocks before `end` are not being computed any more by this request."""
+        for block_hash in holding.hashes[holding.num_committed : min(end, holding.num_announced)]:
+            self._computing[block_hash] -= 1
+            if not self._computing[block_hash]:
+                del self._computing[block_hash]
