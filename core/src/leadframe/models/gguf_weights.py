@@ -25,7 +25,7 @@ from leadframe.models.spec import EMBED, FINAL_NORM, LM_HEAD, DecoderSpec, layer
 ROPE_FACTORS: Final = "rope_freqs.weight"
 
 _PLAIN: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_GROUP_BLOCKS: Final = 4096
+_GROUP_BLOCKS: Final = 2048
 """Blocks dequantised at a time: enough to amortise NumPy's calls, few enough to stay in cache."""
 
 _TOP: Final = {

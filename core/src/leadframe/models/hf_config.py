@@ -8,16 +8,16 @@ error, because a model that runs with wrong mathematics looks like a model that 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from leadframe.errors import CheckpointError, UnsupportedModel
+from leadframe.models.config_fields import CONSUMED, NEUTRAL, SOUNDS_MATHEMATICAL
 from leadframe.models.info import GenerationDefaults
 from leadframe.models.rope import RopeContext, rope_spec, served_context
-from leadframe.models.spec import Activation, DecoderSpec, LayerSpec, RopeSpec
+from leadframe.models.spec import Activation, DecoderSpec, LayerSpec, RopeSpec, check_spec
 from leadframe.platform.capabilities import AttnParams
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -35,6 +35,7 @@ class Family:
       qkv_bias: always there; None follows `attention_bias`.
       o_bias: always or never there; None follows `attention_bias`.
       all_sliding: a `sliding_window` applies to every layer.
+      partial_rotary: `partial_rotary_factor` is honoured.
       wrapper: the language model is the `text_config` of a multimodal model.
     """
 
@@ -45,6 +46,7 @@ class Family:
     qkv_bias: bool | None = None
     o_bias: bool | None = None
     all_sliding: bool = False
+    partial_rotary: bool = False
     wrapper: bool = False
 
 
@@ -60,73 +62,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gemma3": replace(_GEMMA, sandwich_norms=True, qk_norm=True, wrapper=True),
 }
 
-_CONSUMED: Final = frozenset(
-    {
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "hidden_act",
-        "hidden_activation",
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-        "sliding_window_pattern",
-        "layer_types",
-        "query_pre_attn_scalar",
-        "final_logit_softcapping",
-        "attn_logit_softcapping",
-        "rope_parameters",
-        "rope_theta",
-        "rope_scaling",
-        "rope_local_base_freq",
-        "partial_rotary_factor",
-        "original_max_position_embeddings",
-    }
-)
-_NEUTRAL: Final = frozenset(
-    {
-        "model_type",
-        "text_config",
-        "vision_config",
-        "initializer_range",
-        "use_cache",
-        "attention_dropout",
-        "pretraining_tp",
-        "pad_token_id",
-        "bos_token_id",
-        "eos_token_id",
-        "architectures",
-        "auto_map",
-        "dtype",
-        "torch_dtype",
-        "transformers_version",
-        "cache_implementation",
-        "attn_implementation",
-        "return_dict",
-        "output_hidden_states",
-        "output_attentions",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "num_labels",
-        "task_specific_params",
-        "tokenizer_class",
-        "name_or_path",
-    }
-)
-_CHANGES_MATHEMATICS: Final = re.compile(
-    "norm|rope|rotary|attn|attention|scal|multipl|bias|cap|window|expert|moe|act|alibi|residual"
-    "|clip|logit|layer|quant|sparse|bidirectional|ssm|conv|mtp|predict"
-)
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",
     "swish": "silu",
@@ -207,12 +142,12 @@ def _auto_config(directory: Path) -> Any:
 
     try:
         return AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except Exception as error:  # whatever a config class raises about a value
         raise UnsupportedModel(f"{directory / 'config.json'} is not valid: {error}") from error
 
 
 def _refuse_unknown(raw: Mapping[str, Any], config: Any) -> None:
-    known = _CONSUMED | _NEUTRAL
+    known = CONSUMED | NEUTRAL
     effective = {**config.to_dict(), **raw}
     own = set(type(config).__dataclass_fields__)
     refused = [
@@ -221,7 +156,7 @@ def _refuse_unknown(raw: Mapping[str, Any], config: Any) -> None:
         if value
         and name not in known
         and not name.startswith("_")
-        and (name in own or _CHANGES_MATHEMATICS.search(name))
+        and (name in own or SOUNDS_MATHEMATICAL.search(name))
     ]
     if refused:
         shown = ", ".join(refused)
@@ -235,12 +170,12 @@ def _spec(config: Any, family: Family, wanted: int | None) -> DecoderSpec:
     head_dim = getattr(config, "head_dim", None) or _head_dim(config)
     scale = float(getattr(config, "query_pre_attn_scalar", None) or head_dim) ** -0.5
     cap = getattr(config, "attn_logit_softcapping", None)
-    ropes, rope_of, context = _ropes(config, head_dim, wanted)
+    ropes, rope_of, context = _ropes(config, family, head_dim, wanted)
     bias = bool(getattr(config, "attention_bias", False))
     layers = tuple(
         LayerSpec(AttnParams.of(scale, window, cap), rope_of[kind]) for kind, window in windows
     )
-    return DecoderSpec(
+    spec = DecoderSpec(
         architecture=config.model_type,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -262,6 +197,8 @@ def _spec(config: Any, family: Family, wanted: int | None) -> DecoderSpec:
         o_bias=bias if family.o_bias is None else family.o_bias,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
     )
+    check_spec(spec)
+    return spec
 
 
 def _head_dim(config: Any) -> int:
@@ -292,12 +229,17 @@ def _windows(config: Any, family: Family) -> Sequence[tuple[str, int | None]]:
 
 
 def _ropes(
-    config: Any, head_dim: int, wanted: int | None
+    config: Any, family: Family, head_dim: int, wanted: int | None
 ) -> tuple[tuple[RopeSpec, ...], Mapping[str, int], int]:
     """Returns the distinct ropes, the one of each layer type, and the longest sequence."""
     params = config.rope_parameters
     nested = {kind: params[kind] for kind in (FULL, SLIDING) if params.get(kind)}
     by_kind = nested or {FULL: params, SLIDING: params}
+    partial = {p.get("partial_rotary_factor") or 1.0 for p in by_kind.values()}
+    if partial != {1.0} and not family.partial_rotary:
+        raise UnsupportedModel(
+            f"partial_rotary_factor is {partial}; {config.model_type!r} rotates whole heads"
+        )
     longest = config.max_position_embeddings
     context = min(served_context(p, longest, wanted) for p in by_kind.values())
     where = RopeContext(head_dim, longest, context)

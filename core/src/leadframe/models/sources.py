@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -72,16 +73,24 @@ class PlainWeight:
     @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
-        return int(np.prod(self.shape, dtype=np.int64)) * NUMPY_DTYPES[self.dtype].itemsize
+        return prod(self.shape) * NUMPY_DTYPES[self.dtype].itemsize
 
     def read(self, index: Index | None = None) -> npt.NDArray[Any]:
-        """Returns a read-only view of the file; nothing is copied until someone does."""
-        raw = self.file.view(self.offset, self.num_bytes)
-        whole = raw.view(NUMPY_DTYPES[self.dtype]).reshape(self.shape)
-        return whole if index is None else whole[index]
+        """Returns a read-only view of the rows that a slice spans; the caller's copy reads it."""
+        dtype = NUMPY_DTYPES[self.dtype]
+        if not self.shape:
+            return self.file.view(self.offset, dtype.itemsize).view(dtype).reshape(())
+        rows, *rest = whole_index(self.shape, index)
+        row_bytes = prod(self.shape[1:]) * dtype.itemsize
+        span = max(0, rows.stop - rows.start)
+        raw = self.file.view(self.offset + rows.start * row_bytes, span * row_bytes)
+        whole = raw.view(dtype).reshape(span, *self.shape[1:])
+        return whole[
+            (slice(None, None, rows.step), *(slice(r.start, r.stop, r.step) for r in rest))
+        ]
 
 
 def whole_index(shape: Sequence[int], index: Index | None) -> tuple[range, ...]:
-    """Turns an optional tuple of slices into one range of step 1 for every axis."""
+    """Turns an optional tuple of slices, of positive steps, into one range for every axis."""
     slices = (index or ()) + (slice(None),) * (len(shape) - len(index or ()))
     return tuple(range(*s.indices(n)) for s, n in zip(slices, shape, strict=True))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from leadframe.errors import UnsupportedModel
 from leadframe.models.info import Parameter
 from leadframe.platform.backend import Partition, WeightRole
 from leadframe.platform.capabilities import AttnParams
@@ -96,6 +97,32 @@ class DecoderSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     tied: bool = False
+
+
+def check_spec(spec: DecoderSpec) -> None:
+    """Checks sizes that no weights could have, under the names of a Hugging Face config.
+
+    Raises:
+      UnsupportedModel: one is not positive, or heads do not divide.
+    """
+    sizes = {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.max_position_embeddings,
+    }
+    for name, value in sizes.items():
+        if value < 1:
+            raise UnsupportedModel(f"{name} is {value}; it must be at least 1")
+    if spec.num_heads % spec.num_kv_heads:
+        raise UnsupportedModel(
+            f"num_key_value_heads is {spec.num_kv_heads}; it must divide num_attention_heads, "
+            f"{spec.num_heads}"
+        )
 
 
 def layer_prefix(index: int) -> str:
