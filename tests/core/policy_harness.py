@@ -99,20 +99,20 @@ class PagedModel:
 
     def _append(self, arrays, row, t):
         position, slot = int(arrays.positions[t]), int(arrays.slots[t])
-        assert slot == self._slot(arrays.block_table[row], position) >= self.block_size
-        previous = 0
-        for p in range(position):
-            before = self._slot(arrays.block_table[row], p)
-            assert self.positions[before] == p, "a slot that nobody computed is read"
-            previous = self.chains[before]
+        slots = self._slots(arrays.block_table[row], position + 1)
+        assert slot == slots[-1] >= self.block_size
+        before = slots[:-1]
+        np.testing.assert_array_equal(
+            self.positions[before], np.arange(position), "slots that nobody computed are read"
+        )
+        previous = self.chains[before[-1]] if position else 0
         self.chains[slot] = _chain(int(previous), int(arrays.token_ids[t]))
         self.positions[slot] = position
         return int(self.chains[slot])
 
-    def _slot(self, table, position):
-        return int(table[position // self.block_size]) * self.block_size + (
-            position % self.block_size
-        )
+    def _slots(self, table, num_tokens):
+        positions = np.arange(num_tokens)
+        return table[positions // self.block_size] * self.block_size + positions % self.block_size
 
 
 class Harness:
