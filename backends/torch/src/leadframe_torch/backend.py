@@ -36,7 +36,7 @@ from leadframe.platform.info import MemoryInfo
 from leadframe_torch import attention, layer_ops, sampling_ops
 from leadframe_torch.attention_plan import AttentionPlan, plan
 from leadframe_torch.devices import DeviceLayer, Holdings, device_errors
-from leadframe_torch.dtypes import from_host, to_host, torch_dtype
+from leadframe_torch.dtypes import from_host, to_host, torch_dtype, zeros
 from leadframe_torch.namespace import torch_namespace
 from leadframe_torch.steps import FunctionStep, RecordedStep, traced_step
 from leadframe_torch.weights import Rank, read_part
@@ -155,14 +155,15 @@ class TorchBackend:
     def _kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> Tensor:
         heads = self._kv_heads(layer.num_kv_heads)
         shape = (2, num_blocks, spec.block_size, heads, layer.head_dim)
-        return torch.zeros(shape, dtype=torch_dtype(spec.dtype), device=self.device)
+        return zeros(shape, torch_dtype(spec.dtype), self.device)
 
     def kv_free(self, kv_d: KV) -> None:
         """Frees a KV cache, even while someone still holds its handles."""
         self.layer.synchronize()
         for layer in kv_d:
             self._held.release(layer)
-            layer.untyped_storage().resize_(0)
+            if layer.untyped_storage().resizable():
+                layer.untyped_storage().resize_(0)
         kv_d.clear()
         self.layer.release_cached()
 

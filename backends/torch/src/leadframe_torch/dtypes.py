@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -60,3 +61,14 @@ def to_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
         host = host.to(torch.float32)
     result: npt.NDArray[Any] = host.to("cpu", copy=True).contiguous().numpy()
     return result
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns a tensor of zeros; on a host the system hands its pages out when they are written.
+
+    A KV cache of gigabytes then costs no time at start-up, and no memory before it is used.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).reshape(shape)

@@ -23,7 +23,8 @@ def load(path: str) -> Any:
     where = {"pretrained_model_name_or_path": str(source)}
     if source.is_file():
         where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    return AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    return model.eval()
 
 
 def generate(model: Any, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
@@ -69,7 +70,8 @@ def main() -> None:
     torch.set_num_threads(threads)
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not reach the protocol
-    transformers.utils.logging.disable_progress_bar()
+    messages: Any = transformers.utils.logging
+    messages.disable_progress_bar()
     model = load(path)
     name = f"transformers {transformers.__version__}, float32, torch {torch.__version__}"
     replies.write(json.dumps({"name": name}) + "\n")

@@ -173,12 +173,17 @@ class Engine:
     # --- execute ------------------------------------------------------------------------
 
     def _execute(self, schedule: SchedulerOutput) -> tuple[SchedulerOutput, StepResult]:
-        """Runs a schedule; out of memory, it preempts one request and tries once more."""
+        """Runs a schedule; out of memory, it preempts one request and tries once more.
+
+        A request that is alone and does not fit fails; the engine goes on.
+        """
         try:
             return schedule, self._runner.execute(schedule)
-        except DeviceOOM:
-            if self._scheduler.preempt_newest() is None:
-                raise
+        except DeviceOOM as error:
+            if len(schedule.rows) == 1:
+                self._fail(schedule.rows[0].request, str(error))
+                return schedule, StepResult([None], [True], [None])
+            self._scheduler.preempt_newest()
             retry = self._scheduler.schedule()
             if not retry.rows:
                 raise
@@ -222,11 +227,11 @@ class Engine:
         text = ""
         if token is not None:
             text = self._take_token(request, token, now)
+        if token is None and not request.is_finished:
+            return None
         prompt_logprobs = self._processor.take_prompt_logprobs(request)
         if request.is_finished:
             text += self._processor.finish(request)
-        elif token is None:
-            return None
         output = make_output(
             request,
             token_ids=() if token is None else (token,),

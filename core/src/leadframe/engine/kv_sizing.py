@@ -1,8 +1,9 @@
 """Sizes the KV cache from what a measured step leaves, and makes every step ready.
 
 Weights are loaded, then the largest step runs once over a pool of a few blocks; what the budget
-has left beside that peak becomes blocks (a size that the user fixed needs no such step). Steps are compiled over the real pool and weighed; if
-together they are over the budget, the pool shrinks by the overshoot and they are made again.
+has left beside that peak becomes blocks. A size that the user fixed needs no such step. Steps are
+compiled over the real pool and weighed; if together they are over the budget, the pool shrinks by
+the overshoot and they are made again.
 """
 
 from __future__ import annotations
@@ -23,15 +24,30 @@ from leadframe.metrics import StartupLedger
 from leadframe.models import ModelInfo
 from leadframe.platform.backend import CompiledStep, KVSpec
 from leadframe.platform.batch import Bucket
+from leadframe.platform.info import PlatformKind
 from leadframe.runner.batch_builder import BatchBuilder
 from leadframe.runner.buckets import BucketPolicy
 from leadframe.runner.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
+ACCELERATOR_FRACTION = 0.9
+HOST_FRACTION = 0.5
+"""A host runs other things too."""
+
+_HOST_PROFILE_TOKENS = 64
+"""On a host a full step takes seconds: a smaller one is measured, and scaled."""
 _ATTEMPTS = 3
 _MARGIN = 0.02
 """Share of the budget left for what is not measured: fragments, other sampling variants."""
+
+
+def memory_fraction(config: EngineConfig, kind: PlatformKind) -> float:
+    """Returns the share of memory to use: as configured, or a default by kind of platform."""
+    share = config.cache.gpu_memory_utilization
+    if share is not None:
+        return share
+    return ACCELERATOR_FRACTION if kind == "accelerator" else HOST_FRACTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +86,7 @@ class KVSizer:
       spec: the KV cache of the model.
       info: the model.
       ledger: where time and bytes are noted.
-      memory_fraction: share of the device's memory that the engine may use.
+      kind: what `PlatformInfo.kind` says of the device.
     """
 
     def __init__(
@@ -80,8 +96,9 @@ class KVSizer:
         spec: KVSpec,
         info: ModelInfo,
         ledger: StartupLedger,
-        memory_fraction: float,
+        kind: PlatformKind,
     ) -> None:
+        self._shrink_step = kind != "accelerator" and not runner.backend.caps.static_shapes
         self._config = config
         self._runner = runner
         self._backend = runner.backend
@@ -90,7 +107,8 @@ class KVSizer:
         self._ledger = ledger
         self._block_bytes = self._backend.kv_block_bytes(spec)
         memory = self._backend.memory()
-        self._budget = min(int(memory.total * memory_fraction), memory.free + memory.used)
+        budget = int(memory.total * memory_fraction(config, kind))
+        self._budget = min(budget, memory.free + memory.used)
         if config.max_model_len is not None and config.max_model_len > self._limit:
             raise ConfigError(
                 f"--max-model-len is {config.max_model_len}, and the model serves at most "
@@ -176,13 +194,16 @@ class KVSizer:
         scheduler = self._config.scheduler
         tokens = scheduler.max_num_batched_tokens
         rows = min(scheduler.max_num_seqs, tokens)
+        shrink = max(1, tokens // _HOST_PROFILE_TOKENS) if self._shrink_step else 1
+        tokens, rows = -(-tokens // shrink), -(-rows // shrink)
         width = blocks_for(-(-tokens // rows), self._spec.block_size)
         bucket = policy.bucket_for(Bucket(tokens, rows, 0, width, rows))
         self._runner.allocate(self._spec, 2)
+        before = self._backend.memory().used
         self._runner.profile(bucket)
-        peak = self._backend.memory().peak - 2 * self._block_bytes
+        peak = self._backend.memory().peak
         self._runner.release()
-        return peak
+        return before + shrink * max(0, peak - before) - 2 * self._block_bytes
 
     def _allocate_and_prepare(self, plan: KVPlan) -> int:
         """Allocates the pool and makes the steps; returns bytes over the budget."""
@@ -218,7 +239,7 @@ def size_kv_cache(
     spec: KVSpec,
     info: ModelInfo,
     ledger: StartupLedger,
-    memory_fraction: float,
+    kind: PlatformKind,
 ) -> KVPlan:
     """Sizes the KV cache; see `KVSizer`."""
-    return KVSizer(config, runner, spec, info, ledger, memory_fraction).run()
+    return KVSizer(config, runner, spec, info, ledger, kind).run()

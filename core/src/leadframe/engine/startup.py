@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leadframe.config import EngineConfig
-from leadframe.engine.kv_sizing import KVPlan, size_kv_cache
+from leadframe.engine.kv_sizing import KVPlan, memory_fraction, size_kv_cache
 from leadframe.errors import ConfigError
 from leadframe.kv_cache import KVCacheManager
 from leadframe.metrics import EngineMetrics, StartupLedger
 from leadframe.models import Checkpoint, ModelInfo, load_weights, open_checkpoint
 from leadframe.platform.backend import Backend, KVSpec
 from leadframe.platform.capabilities import OpSpec
-from leadframe.platform.info import Limits
+from leadframe.platform.info import Limits, PlatformKind
 from leadframe.platform.op_table import OpTable, build_op_table
 from leadframe.platform.selection import Selection, create_backend, select_device
 from leadframe.runner.runner import ModelRunner
@@ -28,10 +28,6 @@ from leadframe.scheduler import Scheduler
 from leadframe.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
-
-ACCELERATOR_FRACTION = 0.9
-HOST_FRACTION = 0.5
-"""A host runs other things too."""
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) bytes while weights load."""
@@ -105,20 +101,14 @@ def _create(selection: Selection, config: EngineConfig, checkpoint: Checkpoint) 
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.max_model_len or checkpoint.model.info.max_position_embeddings,
-        memory_fraction=memory_fraction(config, selection),
+        memory_fraction=memory_fraction(config, _kind(selection)),
         tensor_parallel_size=config.device.tensor_parallel_size,
     )
     return create_backend(selection, config.device.options, limits)
 
 
-def memory_fraction(config: EngineConfig, selection: Selection | None) -> float:
-    """Returns the share of memory to use: as configured, or a default by kind of platform."""
-    share = config.cache.gpu_memory_utilization
-    if share is not None:
-        return share
-    if selection is not None and selection.plugin.info().kind == "accelerator":
-        return ACCELERATOR_FRACTION
-    return HOST_FRACTION
+def _kind(selection: Selection | None) -> PlatformKind:
+    return "test" if selection is None else selection.plugin.info().kind
 
 
 def _assemble(
@@ -146,14 +136,7 @@ def _assemble(
         fallback=config.device.op_fallback,
     )
     runner = ModelRunner(backend, checkpoint.model, weights, ops)
-    plan = size_kv_cache(
-        config,
-        runner,
-        kv_spec,
-        info,
-        ledger,
-        memory_fraction=memory_fraction(config, selection),
-    )
+    plan = size_kv_cache(config, runner, kv_spec, info, ledger, _kind(selection))
     kv = KVCacheManager(
         plan.num_blocks,
         kv_spec.block_size,

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from leadframe.platform.version import CONTRACT
 
+PlatformKind = Literal["accelerator", "host", "test"]
+"""Who may be chosen by `auto`: an accelerator, or else the host; never a test platform."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlatformInfo:
@@ -30,7 +33,7 @@ class PlatformInfo:
     min_contract: tuple[int, int]
     distribution: str
     version: str
-    kind: Literal["accelerator", "host", "test"] = "accelerator"
+    kind: PlatformKind = "accelerator"
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._num_watermark_blocks = int(config.watermark * kv.num_blocks)
         self._discarded: list[int] = []
+        self._preempted: list[Request] = []
 
     @property
     def has_work(self) -> bool:
@@ -141,11 +142,15 @@ class Scheduler:
         return discarded
 
     def preempt_newest(self) -> Request | None:
-        """Takes the blocks of the running request that would be preempted first, if any."""
+        """Takes the blocks of the running request that would be preempted first, if any.
+
+        The next `schedule` reports it, and admits nothing.
+        """
         if not self._running:
             return None
         victim = self._choose_victim()
         self._preempt(victim)
+        self._preempted.append(victim)
         return victim
 
     # --- schedule -----------------------------------------------------------------------
@@ -153,6 +158,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Chooses the next step's rows and gives them blocks."""
         plan = StepPlan(self.config.max_num_batched_tokens, MAX_SCORED_TOKENS)
+        plan.preempted += self._preempted
+        self._preempted = []
         unfinished = self._schedule_decodes(plan)
         for request in unfinished:
             self._schedule_chunk(plan, request)
