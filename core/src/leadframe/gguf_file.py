@@ -176,11 +176,8 @@ def _parse(path: Path, cursor: _Cursor) -> GGUFFile:
             "endian, are supported: convert it again with a current llama.cpp"
         )
     num_tensors, num_keys = cursor.scalar("<Q"), cursor.scalar("<Q")
-    metadata = {}
-    for _ in range(num_keys):
-        key = cursor.text()
-        metadata[key] = cursor.value(cursor.scalar("<I"))
-    if metadata.get("split.count", 1) > 1:
+    metadata = _metadata(path, cursor, num_keys)
+    if metadata.get("split.count", 1) != 1:
         raise CheckpointError(
             f"{path} is one of {metadata['split.count']} parts; merge them first with "
             "`llama-gguf-split --merge`"
@@ -190,7 +187,21 @@ def _parse(path: Path, cursor: _Cursor) -> GGUFFile:
     if not isinstance(alignment, int) or alignment < 1:
         raise CheckpointError(f"{path} has alignment {alignment!r}; the file is corrupt")
     start = -(-cursor.offset // alignment) * alignment
-    return GGUFFile(path, metadata, dict(_located(path, raw, start, len(cursor.data))))
+    tensors = {info.name: info for info in _located(path, raw, start, len(cursor.data))}
+    if len(tensors) != len(raw):
+        raise CheckpointError(f"{path} has a tensor of the same name twice; the file is corrupt")
+    return GGUFFile(path, metadata, tensors)
+
+
+def _metadata(path: Path, cursor: _Cursor, num_keys: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(num_keys):
+        key = cursor.text()
+        value = cursor.value(cursor.scalar("<I"))
+        if key in metadata:
+            raise CheckpointError(f"{path} has the key {key!r} twice; the file is corrupt")
+        metadata[key] = value
+    return metadata
 
 
 _TensorHeader = tuple[str, tuple[int, ...], int, int]
@@ -209,7 +220,7 @@ def _tensor_header(cursor: _Cursor) -> _TensorHeader:
 
 def _located(
     path: Path, headers: list[_TensorHeader], start: int, file_bytes: int
-) -> Iterator[tuple[str, TensorInfo]]:
+) -> Iterator[TensorInfo]:
     # Here and not at the top: the `gguf` package costs 80 ms, which a tokenizer need not pay twice.
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -235,4 +246,4 @@ def _located(
                 f"{info.offset + info.num_bytes:,}, the file has {file_bytes:,}; incomplete "
                 "download? fetch it again"
             )
-        yield name, info
+        yield info

@@ -15,7 +15,7 @@ from leadframe.gguf_file import GGUFFile
 from leadframe.models.hf_config import FAMILIES
 from leadframe.models.info import GenerationDefaults
 from leadframe.models.rope import RopeContext, rope_spec
-from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec, check_spec
 from leadframe.platform.capabilities import AttnParams
 
 
@@ -92,14 +92,27 @@ class _Metadata:
         return self._file.metadata.get(self._prefix + key, default)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Returns a positive integer."""
-        value = self.get(key, default)
+        """Returns a positive integer, or `default` where there is none."""
+        value = self.get(key)
+        if value is None and default is not None:
+            return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise CheckpointError(
                 f"{self._file.path}: {self._prefix}{key} is {value!r}; it must be a positive "
                 "integer"
             )
         return value
+
+    def number(self, key: str, default: float | None = None) -> float | None:
+        """Returns a number above 0, or `default` where there is none."""
+        value = self.get(key, default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise CheckpointError(
+                f"{self._file.path}: {self._prefix}{key} is {value!r}; it must be a positive number"
+            )
+        return float(value)
 
     def refuse_unknown(self) -> None:
         """Raises for a key that is set and not consumed."""
@@ -148,7 +161,7 @@ def read_gguf_config(file: GGUFFile, rope_factors: tuple[float, ...] | None) -> 
         raise UnsupportedModel(f"{file.path}: keys and values have different head dimensions")
     ropes, layers = _layers(data, arch, head_dim, rope_factors)
     biased = "blk.0.attn_q.bias" in file.tensors
-    return DecoderSpec(
+    spec = DecoderSpec(
         architecture=arch.family,
         vocab_size=_vocab_size(file),
         hidden_size=hidden,
@@ -159,11 +172,11 @@ def read_gguf_config(file: GGUFFile, rope_factors: tuple[float, ...] | None) -> 
         layers=layers,
         ropes=ropes,
         max_position_embeddings=data.count("context_length"),
-        norm_eps=float(data.get("attention.layer_norm_rms_epsilon", 1e-6)),
+        norm_eps=data.number("attention.layer_norm_rms_epsilon", 1e-6) or 1e-6,
         norm_offset=family.norm_offset,
         activation="gelu" if family.scaled_embedding else "silu",
         embed_scale=hidden**0.5 if family.scaled_embedding else None,
-        final_softcap=data.get("final_logit_softcapping"),
+        final_softcap=data.number("final_logit_softcapping"),
         qk_norm=family.qk_norm,
         sandwich_norms=family.sandwich_norms,
         qkv_bias=biased,
@@ -171,6 +184,8 @@ def read_gguf_config(file: GGUFFile, rope_factors: tuple[float, ...] | None) -> 
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
         tied="output.weight" not in file.tensors,
     )
+    check_spec(spec)
+    return spec
 
 
 def gguf_generation(file: GGUFFile) -> GenerationDefaults:
@@ -196,20 +211,32 @@ def _layers(
     wide = count == arch.wide_scale_layers
     per_head = data.count("embedding_length") // data.count("attention.head_count")
     scale = float(per_head if wide else head_dim) ** -0.5
-    cap, window = data.get("attn_logit_softcapping"), data.get("attention.sliding_window")
-    full_rope = _rope(data, head_dim, float(data.get("rope.freq_base", 10_000.0)), factors)
-    local_theta = data.get("rope.freq_base_swa", arch.local_theta)
-    ropes = [full_rope]
+    cap = data.number("attn_logit_softcapping")
+    window = data.count("attention.sliding_window", 0) or None
+    theta = data.number("rope.freq_base", 10_000.0)
+    ropes = [_rope(data, head_dim, theta, factors)]
+    local_theta = data.number("rope.freq_base_swa", arch.local_theta)
     if arch.pattern and local_theta is not None:
         where = RopeContext(head_dim, data.count("context_length"), data.count("context_length"))
-        ropes.append(rope_spec({"rope_theta": float(local_theta)}, where))
-    period = data.get("attention.sliding_window_pattern", arch.pattern)
+        ropes.append(rope_spec({"rope_theta": local_theta}, where))
     layers = []
-    for index in range(count):
-        sliding = bool(window) and (not arch.pattern or (index + 1) % period != 0)
+    for sliding in _sliding_layers(data, arch, count, window):
         attn = AttnParams.of(scale, window if sliding else None, cap)
         layers.append(LayerSpec(attn, len(ropes) - 1 if sliding else 0))
     return tuple(ropes), tuple(layers)
+
+
+def _sliding_layers(
+    data: _Metadata, arch: Architecture, count: int, window: int | None
+) -> list[bool]:
+    """Whether each layer has a window."""
+    if window is None or not arch.pattern:
+        return [window is not None] * count
+    pattern = data.get("attention.sliding_window_pattern", arch.pattern)
+    if isinstance(pattern, list) and len(pattern) == count:
+        return [bool(sliding) for sliding in pattern]
+    period = data.count("attention.sliding_window_pattern", arch.pattern)
+    return [(index + 1) % period != 0 for index in range(count)]
 
 
 _SCALING_KEYS: Final = {
@@ -223,14 +250,17 @@ _SCALING_KEYS: Final = {
 
 
 def _rope(
-    data: _Metadata, head_dim: int, theta: float, factors: tuple[float, ...] | None
+    data: _Metadata, head_dim: int, theta: float | None, factors: tuple[float, ...] | None
 ) -> RopeSpec:
     kind = data.get("rope.scaling.type", "none")
     if kind not in _SCALING_KEYS:
         raise UnsupportedModel(
             f"rope.scaling.type is {kind!r}; supported are {', '.join(_SCALING_KEYS)}"
         )
-    params = {"rope_type": "default" if kind == "none" else kind, "rope_theta": theta}
+    params: dict[str, Any] = {
+        "rope_type": "default" if kind == "none" else kind,
+        "rope_theta": theta,
+    }
     params["partial_rotary_factor"] = data.count("rope.dimension_count", head_dim) / head_dim
     for name, key in _SCALING_KEYS[kind].items():
         params[name] = data.get(f"rope.scaling.{key}")
