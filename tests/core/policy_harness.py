@@ -176,6 +176,12 @@ class Harness:
             self.update(output, self.execute(output))
         return output
 
+    def preempt(self):
+        """Preempts one request; the step that reports it admits nothing."""
+        victim = self.scheduler.preempt_newest()
+        assert self.step().preempted == [victim]
+        return victim
+
     def run(self, limit=2000):
         """Steps until nothing is left; fails when the scheduler stops moving."""
         steps = 0

@@ -28,10 +28,9 @@ def covers(bucket, needed):
     chunk_tokens = needed.num_tokens - needed.num_decodes
     if bucket.num_decodes == 0:
         chunk_rows, chunk_tokens = needed.num_seqs, needed.num_tokens
-    decodes_fit = bucket.num_decodes in (0, *range(needed.num_decodes, 10**6))
     scored = max(0, needed.num_logits - needed.num_seqs)
     return (
-        decodes_fit
+        (bucket.num_decodes == 0 or bucket.num_decodes >= needed.num_decodes)
         and bucket.num_seqs - bucket.num_decodes >= chunk_rows
         and bucket.num_tokens - bucket.num_decodes >= chunk_tokens
         and bucket.num_blocks >= needed.num_blocks

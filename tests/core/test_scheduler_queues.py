@@ -35,8 +35,8 @@ class TestPreemption:
         while harness.scheduler.has_work:
             harness.step()
             steps += 1
-            if steps % every == 0 and request.num_preemptions < 8:
-                harness.scheduler.preempt_newest()
+            if steps % every == 0 and request.num_preemptions < 8 and not request.is_finished:
+                harness.preempt()
         assert request.num_preemptions >= 3
         assert request.output_token_ids == policy.solo_tokens(request)
 
@@ -46,7 +46,7 @@ class TestPreemption:
         for _ in range(6):
             harness.step()
         assert request.num_tokens == 13
-        harness.scheduler.preempt_newest()
+        harness.preempt()
         rows = [harness.step().rows[0] for _ in range(2)]
         assert [(row.start, row.num_tokens, row.samples) for row in rows] == [
             (0, 8, False),
@@ -74,6 +74,18 @@ class TestPreemption:
         assert output.preempted
         assert harness.kv.num_free_blocks > 0
         assert "small" not in names(row.request for row in output.rows)
+
+    def test_a_preemption_from_outside_is_reported_and_lets_nobody_in(self, policy, make):
+        harness = policy.Harness()
+        harness.add(make([1], 9, request_id="old"), make([2], 9, request_id="young"))
+        harness.step()
+        victim = harness.scheduler.preempt_newest()
+        output = harness.schedule()
+        assert output.preempted == [victim]
+        assert names(row.request for row in output.rows) == ["old"]
+        output = harness.schedule()
+        assert output.preempted == []
+        assert names(row.request for row in output.rows) == ["old", "young"]
 
     def test_several_victims_keep_their_order(self, policy, make):
         harness = policy.Harness()
@@ -124,7 +136,7 @@ class TestPreemption:
         harness = policy.Harness()
         request = harness.add(make(9, 9))
         harness.step()
-        harness.scheduler.preempt_newest()
+        harness.preempt()
         harness.step()
         assert request.num_computed_tokens > 0
         assert request.num_cached_tokens == 0
@@ -188,7 +200,7 @@ class TestDeferral:
         if end == "abort":
             harness.scheduler.abort("first")
         elif end == "preempt":
-            harness.scheduler.preempt_newest()
+            harness.preempt()
         else:
             harness.scheduler.finish(first, FinishReason.ERROR)
         assert names(row.request for row in harness.step().rows) == [

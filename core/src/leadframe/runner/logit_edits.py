@@ -32,11 +32,11 @@ class LogitEdits:
         self._index: dict[int, int] = {}
         self._ids = np.zeros(0, np.int32)
         self._bias = np.zeros(0, np.float32)
-        self._counts = np.zeros(0, np.int32)
+        self._counts = np.zeros(0, np.float32)
         self._seen = np.zeros(0, bool)
         self._num_read = 0
-        self._allowed = None if params.allowed_token_ids is None else set(params.allowed_token_ids)
-        self._register(self._allowed or ())
+        self._register(params.allowed_token_ids or ())
+        self._num_allowed = len(self._ids)
         self._register(params.logit_bias)
         self._bias[[self._index[t] for t in params.logit_bias]] = list(params.logit_bias.values())
         if params.min_tokens:
@@ -62,7 +62,7 @@ class LogitEdits:
     @property
     def keep_only(self) -> bool:
         """Whether tokens that are not edited are dropped."""
-        return self._allowed is not None
+        return self._num_allowed > 0
 
     def current(
         self,
@@ -74,13 +74,16 @@ class LogitEdits:
         add = self._bias - np.float32(params.frequency_penalty) * self._counts
         add -= np.float32(params.presence_penalty) * (self._counts > 0)
         banned = [self._index[token] for token in self._banned()]
-        if self._allowed is not None:
-            kept = np.fromiter((t in self._allowed for t in self._ids), bool, len(self._ids))
-            if not set(np.flatnonzero(kept)) <= set(banned):
-                add[banned] = -np.inf
+        if self.keep_only:
+            # Allowed ids were registered first.
+            kept = np.arange(len(self._ids)) < self._num_allowed
+            left = kept.copy()
+            left[banned] = False
+            banned = banned if left.any() else []
         else:
-            add[banned] = -np.inf
             kept = (scale != 1) | (add != 0)
+            kept[banned] = True
+        add[banned] = -np.inf
         return self._ids[kept], scale[kept], add[kept]
 
     def _banned(self) -> set[int]:
@@ -109,8 +112,8 @@ class LogitEdits:
         for token in new:
             self._index[token] = len(self._index)
         if new:
-            zeros = np.zeros(len(new), np.int32)
+            zeros = np.zeros(len(new), np.float32)
             self._ids = np.concatenate([self._ids, np.array(new, np.int32)])
-            self._bias = np.concatenate([self._bias, zeros.astype(np.float32)])
+            self._bias = np.concatenate([self._bias, zeros])
             self._counts = np.concatenate([self._counts, zeros])
             self._seen = np.concatenate([self._seen, zeros.astype(bool)])
