@@ -42,10 +42,11 @@ def platform_detect(env: Mapping[str, str]) -> Detection:
 @hookimpl
 def platform_options() -> Sequence[OptionSpec]:
     """Lists the options."""
-    modes = ("eager", "step")
+    modes, native = ("eager", "step"), ("auto", "on", "off")
     return (
         OptionSpec("threads", _threads, None, "worker threads; the default is every core"),
         OptionSpec("compile", str, "eager", "step: torch.compile for each bucket", modes),
+        OptionSpec("native", str, "auto", "kernels compiled with the host's C++ compiler", native),
     )
 
 
@@ -64,4 +65,5 @@ def platform_create(device: Device, options: Mapping[str, Any], limits: Limits) 
     return CpuBackend(
         threads=options.get("threads") or usable_cores(),
         compile_mode=options.get("compile", "eager"),
+        native=options.get("native", "auto"),
     )

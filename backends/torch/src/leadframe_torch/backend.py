@@ -10,6 +10,7 @@ Override `extra_ops` to replace ops by kernels of one's own, and `caps` to say w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -36,7 +37,7 @@ from leadframe.platform.info import MemoryInfo
 from leadframe_torch import attention, layer_ops, sampling_ops
 from leadframe_torch.attention_plan import AttentionPlan, plan
 from leadframe_torch.devices import DeviceLayer, Holdings, device_errors
-from leadframe_torch.dtypes import from_host, to_host, torch_dtype, zeros
+from leadframe_torch.dtypes import from_host, to_host, torch_dtype
 from leadframe_torch.namespace import torch_namespace
 from leadframe_torch.steps import FunctionStep, RecordedStep, traced_step
 from leadframe_torch.weights import Rank, read_part
@@ -49,6 +50,11 @@ ATTENTION_FEATURES: Final = frozenset({"window", "softcap"})
 
 class TorchBackend:
     """Serves models on one torch device.
+
+    Attributes:
+      device: where tensors are created.
+      held: counts what was handed out.
+      layer: the device's memory and graphs.
 
     Args:
       layer: the device, its memory and its graphs.
@@ -69,7 +75,7 @@ class TorchBackend:
         self.layer, self._caps = layer, caps
         self.device = layer.device
         self._compile_mode, self._rank = compile_mode, rank or Rank()
-        self._held = Holdings()
+        self.held = Holdings()
         self._xp = torch_namespace(self.device)
         self._ops: dict[str, Callable[..., Any]] = self._base_ops() | dict(self.extra_ops())
 
@@ -106,9 +112,13 @@ class TorchBackend:
 
     # --- memory ---------------------------------------------------------------------------
 
+    def errors(self, phase: str, requested: int) -> AbstractContextManager[None]:
+        """Turns torch's errors inside a `with` block into the contract's."""
+        return device_errors(self.layer, self.held, phase, requested)
+
     def memory(self) -> MemoryInfo:
         """Reads the device's memory."""
-        return self.layer.memory(self._held)
+        return self.layer.memory(self.held)
 
     def upload(
         self,
@@ -120,70 +130,86 @@ class TorchBackend:
         """Copies a host array, or this rank's part of a weight, to the device."""
         host = read_part(source, partition, self._rank)
         target = None if dtype is None else torch_dtype(dtype)
-        with device_errors(self.layer, self._held, "load", host.nbytes):
+        with self.errors("load", host.nbytes):
             tensor = from_host(host).to(self.device, target)
-        self._held.add(tensor)
+        self.held.add(tensor)
         return tensor
 
     def download(self, array: Array) -> npt.NDArray[Any]:
         """Copies a tensor to the host; bfloat16 arrives as float32."""
-        with device_errors(self.layer, self._held, "step", 0):
+        with self.errors("step", 0):
             return to_host(array)
 
     def kv_block_bytes(self, spec: KVSpec) -> int:
         """Bytes of one block over all layers."""
         item = torch_dtype(spec.dtype).itemsize
         return sum(
-            2 * spec.block_size * self._kv_heads(layer.num_kv_heads) * layer.head_dim * item
+            2 * spec.block_size * self.kv_heads(layer) * layer.head_dim * item
             for layer in spec.layers
         )
 
-    def _kv_heads(self, whole: int) -> int:
-        return max(1, whole // self._rank.count)
+    def kv_heads(self, layer: KVLayerSpec) -> int:
+        """KV heads of a layer that this rank holds."""
+        return max(1, layer.num_kv_heads // self._rank.count)
 
     def kv_alloc(self, spec: KVSpec, num_blocks: int) -> KV:
-        """Allocates zeroed blocks, [2, num_blocks, block_size, kv_heads, head_dim] a layer."""
+        """Allocates zeroed blocks."""
         needed, free = self.kv_block_bytes(spec) * num_blocks, self.memory().free
         if needed > free:
             raise DeviceOOM(needed, free, "kv")
-        with device_errors(self.layer, self._held, "kv", needed):
-            kv = [self._kv_layer(spec, layer, num_blocks) for layer in spec.layers]
-        for tensor in kv:
-            self._held.add(tensor)
+        with self.errors("kv", needed):
+            kv = [self.new_kv_layer(spec, layer, num_blocks) for layer in spec.layers]
+        for handle in kv:
+            self.held.add(self.kv_storage(handle))
         return kv
-
-    def _kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> Tensor:
-        heads = self._kv_heads(layer.num_kv_heads)
-        shape = (2, num_blocks, spec.block_size, heads, layer.head_dim)
-        return zeros(shape, torch_dtype(spec.dtype), self.device)
 
     def kv_free(self, kv_d: KV) -> None:
         """Frees a KV cache, even while someone still holds its handles."""
         self.layer.synchronize()
-        for layer in kv_d:
-            self._held.release(layer)
-            if layer.untyped_storage().resizable():
-                layer.untyped_storage().resize_(0)
+        for handle in kv_d:
+            tensor = self.kv_storage(handle)
+            self.held.release(tensor)
+            tensor.untyped_storage().resize_(0)
         kv_d.clear()
         self.layer.release_cached()
 
     def kv_read(self, layer: KVLayer, block_ids: Sequence[int]) -> npt.NDArray[Any]:
         """Reads blocks as [N, 2, block_size, kv_heads, head_dim]."""
-        return to_host(layer.index_select(1, self._ids(block_ids)).transpose(0, 1))
+        ids = self._ids(block_ids)
+        return to_host(torch.stack([view.index_select(0, ids) for view in self.kv_views(layer)], 1))
 
     def kv_write(
         self, layer_d: KVLayer, block_ids: Sequence[int], data: npt.NDArray[Any]
     ) -> KVLayer:
         """Writes blocks from [N, 2, block_size, kv_heads, head_dim], in place."""
-        expected = (len(block_ids), 2, *layer_d.shape[2:])
+        views, ids = self.kv_views(layer_d), self._ids(block_ids)
+        expected = (len(block_ids), 2, *views[0].shape[1:])
         if data.shape != expected:
             raise ContractViolation("kv_write", [f"data is {data.shape}; it must be {expected}"])
-        rows = from_host(np.ascontiguousarray(data)).to(layer_d.device, layer_d.dtype)
-        layer_d.index_copy_(1, self._ids(block_ids), rows.transpose(0, 1))
+        rows = from_host(np.ascontiguousarray(data)).to(self.device, views[0].dtype)
+        for side, view in enumerate(views):
+            view.index_copy_(0, ids, rows[:, side])
         return layer_d
 
     def _ids(self, block_ids: Sequence[int]) -> Tensor:
         return torch.as_tensor(list(block_ids), dtype=torch.int64, device=self.device)
+
+    # The layout of a KV layer; a device with kernels of its own overrides these three (and
+    # `kv_block_bytes`, where its layout pads).
+
+    def new_kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> KVLayer:
+        """Allocates one zeroed layer: [2, num_blocks, block_size, kv_heads, head_dim], K first."""
+        shape = (2, num_blocks, spec.block_size, self.kv_heads(layer), layer.head_dim)
+        return torch.zeros(shape, dtype=torch_dtype(spec.dtype), device=self.device)
+
+    def kv_storage(self, layer: KVLayer) -> Tensor:
+        """The tensor that owns a layer's memory."""
+        tensor: Tensor = layer
+        return tensor
+
+    def kv_views(self, layer: KVLayer) -> tuple[Tensor, Tensor]:
+        """K and V of a layer as views [num_blocks, block_size, kv_heads, head_dim]."""
+        return layer[0], layer[1]
 
     # --- steps ----------------------------------------------------------------------------
 
@@ -196,7 +222,7 @@ class TorchBackend:
         capture: bool = True,
     ) -> CompiledStep:
         """Wraps, compiles or records a step for a bucket."""
-        with device_errors(self.layer, self._held, "compile", 0):
+        with self.errors("compile", 0):
             if capture and self._compile_mode == "step":
                 return traced_step(step, bucket, weights, kv, self.device)
             if capture and self.layer.graphs is not None:

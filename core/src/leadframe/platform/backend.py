@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import numpy.typing as npt
 
 from leadframe.platform.batch import Bucket, StepArrays, StepBatch
@@ -61,6 +62,31 @@ class WeightSource(Protocol):
 
     def read(self, index: tuple[slice, ...] | None = None) -> npt.NDArray[Any]:
         """Reads a slice of the weight, or all of it, touching only the bytes it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBlocks:
+    """A quantised matrix as it is stored: weight = value * scale + offset, exactly in float32.
+
+    Attributes:
+      values: int8 [rows, columns]; 0 to 15 when `bits` is 4.
+      scale: float16 or float32 [rows, columns / block], one for every block of columns.
+      offset: the same, or None for 0.
+      bits: 4 or 8.
+    """
+
+    values: npt.NDArray[np.int8]
+    scale: npt.NDArray[Any]
+    offset: npt.NDArray[Any] | None
+    bits: Literal[4, 8]
+
+
+@runtime_checkable
+class BlockWeightSource(WeightSource, Protocol):
+    """A weight source that can also tell its quantised form; a backend may use it or `read`."""
+
+    def read_blocks(self, index: tuple[slice, ...] | None = None) -> WeightBlocks | None:
+        """Reads a slice in quantised form; None when its kind has none that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,12 +281,14 @@ __all__ = [
     "MEMBERS",
     "Array",
     "Backend",
+    "BlockWeightSource",
     "CompiledStep",
     "KVLayer",
     "KVLayerSpec",
     "KVSpec",
     "Partition",
     "StepFunction",
+    "WeightBlocks",
     "WeightRole",
     "WeightSource",
 ]

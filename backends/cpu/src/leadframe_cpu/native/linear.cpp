@@ -1,0 +1,186 @@
+// y[M, N] = x[M, K] * w[N, K]^T + bias, for weights in panels.
+//
+// Rows are cut into tiles of at most MAX_ROWS, whose products with one panel stay in registers.
+// The inputs of a tile are packed [k][rows], so that a tile reads one stream of them. Every output
+// is one chain of fused multiply-adds over k in order, whatever the tile: a row's result does not
+// depend on the other rows.
+#include "formats.h"
+#include "pool.h"
+
+namespace lf {
+namespace {
+
+struct Args {  // eight bytes a field; see native_ops.py
+  const void* x;
+  void* y;
+  const char* weight;
+  const float* bias;
+  int64_t format, m, n, k;
+  int64_t is_bf16;  // of x and y
+};
+
+constexpr int64_t K_BLOCK = 512;      // inputs that a panel keeps in the first cache levels
+constexpr int TILES_A_BLOCK = 12;     // row tiles that share a panel while it is there
+
+struct Rows {  // how M rows divide into tiles
+  int64_t m, tiles;
+  explicit Rows(int64_t m) : m(m), tiles((m + MAX_ROWS - 1) / MAX_ROWS) {}
+  int64_t start(int64_t tile) const { return m / tiles * tile + (tile < m % tiles ? tile : m % tiles); }
+};
+
+// c[R][PANEL] = (c or 0) + a[k][R] * panel[k][PANEL] for k in [begin, end).
+template <class F, int R>
+void tile(const float* a, const char* panel, int64_t begin, int64_t end, float* c,
+          const char* ahead) {
+  vf acc[R][PANEL_VECTORS];
+  LF_UNROLL
+  for (int r = 0; r < R; r++)
+    LF_UNROLL
+    for (int v = 0; v < PANEL_VECTORS; v++)
+      acc[r][v] = begin ? load(c + r * PANEL + v * W) : vf{};
+  F::each(panel, begin, end, [&](int64_t k, const Lanes& w) LF_INLINE_LAMBDA {
+    if (ahead) __builtin_prefetch(ahead + k * 64, 0, 2);
+    LF_UNROLL
+    for (int r = 0; r < R; r++) {
+      vf x = splat(a[k * R + r]);
+      LF_UNROLL
+      for (int v = 0; v < PANEL_VECTORS; v++) acc[r][v] = fma(x, w[v], acc[r][v]);
+    }
+  });
+  LF_UNROLL
+  for (int r = 0; r < R; r++)
+    LF_UNROLL
+    for (int v = 0; v < PANEL_VECTORS; v++) store(c + r * PANEL + v * W, acc[r][v]);
+}
+
+typedef void (*Tile)(const float*, const char*, int64_t, int64_t, float*, const char*);
+
+// Rows up to which weights that are not plain floats are decoded in registers, again for each tile.
+constexpr int MAX_DECODED_ROWS = 4;
+
+template <class F, int R = F::IS_FLOAT ? MAX_ROWS : MAX_DECODED_ROWS>
+Tile tile_of(int64_t rows) {
+  if constexpr (R > 1)
+    if (rows < R) return tile_of<F, R - 1>(rows);
+  return tile<F, R>;
+}
+
+template <class F>
+void decode(const char* panel, int64_t begin, int64_t end, float* out) {
+  F::each(panel, begin, end, [&](int64_t k, const Lanes& w) LF_INLINE_LAMBDA {
+    LF_UNROLL
+    for (int v = 0; v < PANEL_VECTORS; v++) store(out + (k - begin) * PANEL + v * W, w[v]);
+  });
+}
+
+template <class T>
+void pack_rows(const T* x, int64_t k, const Rows& rows, float* packed) {
+  parallel_ranges(rows.tiles, 1 + 65536 / (k * MAX_ROWS), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      int64_t first = rows.start(t), count = rows.start(t + 1) - first;
+      float* out = packed + first * k;
+      for (int64_t r = 0; r < count; r++) {
+        const T* in = x + (first + r) * k;
+        for (int64_t i = 0; i < k; i++) out[i * count + r] = to_float(in[i]);
+      }
+    }
+  });
+}
+
+template <class T>
+void finish(const float* c, int64_t rows, T* y, const Args& args, int64_t first_row, int64_t panel) {
+  int64_t n0 = panel * PANEL, width = args.n - n0 < PANEL ? args.n - n0 : PANEL;
+  for (int64_t r = 0; r < rows; r++) {
+    T* out = y + (first_row + r) * args.n + n0;
+    const float* in = c + r * PANEL;
+    if (width == PANEL) {
+      LF_UNROLL
+      for (int v = 0; v < PANEL_VECTORS; v++) {
+        vf value = load(in + v * W);
+        if (args.bias) value = value + load(args.bias + n0 + v * W);
+        store(out + v * W, value);
+      }
+    } else {
+      for (int64_t i = 0; i < width; i++)
+        out[i] = from_float<T>(args.bias ? in[i] + args.bias[n0 + i] : in[i]);
+    }
+  }
+}
+
+template <class F, class T>
+struct Product {
+  const Args& args;
+  const Rows rows;
+  const float* a;
+  int64_t panels, panel_bytes, block_tiles;
+
+  Product(const Args& args, const float* a)
+      : args(args), rows(args.m), a(a), panels((args.n + PANEL - 1) / PANEL),
+        panel_bytes(F::panel_bytes(args.k)), block_tiles(rows.tiles) {
+    while (block_tiles > TILES_A_BLOCK || (block_tiles > 1 && items() < 3 * threads()))
+      block_tiles = (block_tiles + 1) / 2;
+  }
+
+  int64_t items() const { return (rows.tiles + block_tiles - 1) / block_tiles * panels; }
+
+  // One panel times one block of row tiles.
+  void operator()(int64_t item) const {
+    int64_t index = item % panels, first = item / panels * block_tiles;
+    int64_t last = first + block_tiles < rows.tiles ? first + block_tiles : rows.tiles;
+    const char* panel = args.weight + index * panel_bytes;
+    int64_t row0 = rows.start(first), count = rows.start(last) - row0;
+    float* c = scratch(WORK, count * PANEL + K_BLOCK * PANEL);
+    if (last - first == 1 && (F::IS_FLOAT || count <= MAX_DECODED_ROWS)) {
+      tile_of<F>(count)(a + row0 * args.k, panel, 0, args.k, c, nullptr);
+    } else {
+      many_tiles(panel, first, last, c, c + count * PANEL);
+    }
+    finish(c, count, (T*)args.y, args, row0, index);
+  }
+
+  void many_tiles(const char* panel, int64_t first, int64_t last, float* c, float* decoded) const {
+    int64_t row0 = rows.start(first);
+    for (int64_t k0 = 0; k0 < args.k; k0 += K_BLOCK) {
+      int64_t k1 = k0 + K_BLOCK < args.k ? k0 + K_BLOCK : args.k;
+      const char* values = panel;
+      if (!F::IS_FLOAT) {
+        decode<F>(panel, k0, k1, decoded);
+        values = (const char*)(decoded - k0 * PANEL);
+      }
+      for (int64_t t = first; t < last; t++) {
+        int64_t row = rows.start(t), count = rows.start(t + 1) - row;
+        // while this panel is used again and again, the next one comes: a part with every tile
+        const char* ahead = nullptr;
+        if (F::IS_FLOAT && t - first < PANEL_LINES)
+          ahead = panel + panel_bytes + (k0 * PANEL_LINES + (t - first) * (k1 - k0) - k0) * 64;
+        tile_of<Plain<float>>(count)(a + row * args.k, values, k0, k1, c + (row - row0) * PANEL,
+                                     ahead);
+      }
+    }
+  }
+
+  static constexpr int PANEL_LINES = PANEL * 4 / 64;  // cache lines an input
+};
+
+template <class T>
+void linear(const Args& args) {
+  Rows rows(args.m);
+  const float* a = (const float*)args.x;
+  if (args.m > 1 || sizeof(T) != sizeof(float)) {
+    float* packed = scratch(INPUT, args.m * args.k);
+    pack_rows((const T*)args.x, args.k, rows, packed);
+    a = packed;
+  }
+  with_format(args.format, [&](auto format) {
+    Product<decltype(format), T> product(args, a);
+    parallel(product.items(), product);
+  });
+}
+
+}  // namespace
+}  // namespace lf
+
+extern "C" void lf_linear(const lf::Args* args) {
+  if (args->m == 0) return;
+  args->is_bf16 ? lf::linear<lf::bf16>(*args) : lf::linear<float>(*args);
+}
