@@ -116,14 +116,13 @@ class _Step:
         self.num_tokens = output.num_tokens
         self.block_size = block_size
         self.tables = output.block_tables
-        self.requests: list[Request] = [row.request for row in rows]
-        self.table_rows: _Ints = np.array([row.table_row for row in rows])
-        self.starts: _Ints = np.array([row.start for row in rows])
-        self.samples: npt.NDArray[np.bool_] = np.ones(self.num_rows, bool)
-        self.counts: _Ints = np.ones(self.num_rows, np.int64)
-        if self.num_decodes < self.num_rows:
-            self.counts[:] = [row.num_tokens for row in rows]
-            self.samples[:] = [row.samples for row in rows]
+        self.requests: tuple[Request, ...]
+        self.requests, starts, counts, samples, table_rows = zip(*rows, strict=True)
+        # Filling a typed array is several times faster than letting NumPy find the type.
+        self.starts: _Ints = np.fromiter(starts, np.int64, self.num_rows)
+        self.counts: _Ints = np.fromiter(counts, np.int64, self.num_rows)
+        self.samples: npt.NDArray[np.bool_] = np.fromiter(samples, bool, self.num_rows)
+        self.table_rows: _Ints = np.fromiter(table_rows, np.int64, self.num_rows)
         self.ends: _Ints = self.starts + self.counts
         self.max_seq_len = int(self.ends.max())
         self.num_blocks = -(-self.max_seq_len // block_size)

@@ -70,9 +70,11 @@ class SamplingRows:
           samples: [rows], whether the row samples.
           scored_logprobs: log-probabilities wanted of prompt tokens; None if none is scored.
         """
-        for row, request in zip(table_rows.tolist(), requests, strict=True):
-            if self._owners[row] is not request:
-                self._fill(row, request)
+        rows = table_rows.tolist()
+        if [self._owners[row] for row in rows] != list(requests):
+            for row, request in zip(rows, requests, strict=True):
+                if self._owners[row] is not request:
+                    self._fill(row, request)
         return SamplingStep(self, requests, table_rows, samples, scored_logprobs)
 
     def uniforms(
@@ -151,7 +153,8 @@ class SamplingStep:
 
     def _fill_uniforms(self, arrays: StepArrays, places: Sequence[int]) -> None:
         drawn = np.flatnonzero(self._flags & DRAWS)
-        positions = np.array([len(self._requests[i].output_token_ids) for i in drawn.tolist()])
+        counts = [len(self._requests[i].output_token_ids) for i in drawn.tolist()]
+        positions = np.fromiter(counts, np.int64, len(counts))
         at = np.asarray(places)[drawn]
         arrays.uniform[at] = self._rows.uniforms(self._table_rows[drawn], positions)
 
