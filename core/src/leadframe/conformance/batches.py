@@ -53,7 +53,7 @@ class BatchSpec:
     rows: tuple[Row, ...]
     block_size: int
     num_decodes: int
-    padding: Padding = Padding()
+    padding: Padding = field(default_factory=Padding)
     extra: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     bucket: Mapping[str, Any] = field(default_factory=dict)
 

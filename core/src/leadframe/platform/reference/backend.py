@@ -27,6 +27,7 @@ from leadframe.platform.reference_ops import reference_ops
 
 _Array = npt.NDArray[Any]
 _DTYPES = ("float32", "float64")
+_BLOCK_SIZES = (16, 1, 4, 8, 32, 64, 128)
 _FEATURES = frozenset({"window", "softcap"})
 
 
@@ -36,6 +37,8 @@ def _why_not(spec: OpSpec) -> str | None:
         return f"attention feature {unknown[0]!r} is not known; there are window and softcap"
     if spec.op not in OP_NAMES:
         return f"there is no op {spec.op!r}"
+    if spec.block_size is not None and spec.block_size not in _BLOCK_SIZES:
+        return f"block size {spec.block_size} is not one of {_BLOCK_SIZES}"
     for dtype in (spec.dtype, spec.kv_dtype):
         if dtype is not None and dtype not in _DTYPES:
             return f"dtype {dtype} is not implemented; NumPy computes in float32 and float64"
@@ -46,9 +49,10 @@ _CAPS = Capabilities(
     family="numpy",
     compute_dtypes=_DTYPES,
     kv_dtypes=_DTYPES,
-    block_sizes=(16, 1, 4, 8, 32, 64, 128),
+    block_sizes=_BLOCK_SIZES,
     attention_features=_FEATURES,
     deterministic=True,
+    plain_weights=True,
     why_not=_why_not,
 )
 

@@ -21,8 +21,8 @@ class Context:
     f32: Any
 
     def up(self, x: Array) -> Array:
-        """Casts to the accumulation type."""
-        return self.xp.astype(x, self.f32, copy=False)
+        """Casts to the accumulation type, or leaves float64, which is wider."""
+        return x if x.dtype == self.xp.float64 else self.xp.astype(x, self.f32, copy=False)
 
     def as_type(self, x: Array, like: Array) -> Array:
         """Casts to the type of another array."""
