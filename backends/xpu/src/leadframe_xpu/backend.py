@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
-from leadframe.platform.backend import KVLayerSpec, KVSpec
+from leadframe.platform.backend import KVLayer, KVLayerSpec, KVSpec
 from leadframe.platform.batch import StepArrays
 from leadframe.platform.capabilities import AttnParams, Capabilities, OpSpec
 from leadframe_torch import ATTENTION_FEATURES, DeviceLayer, TorchBackend
+from leadframe_torch.dtypes import torch_dtype
 from leadframe_xpu.native import NativeKernels, native_ops
 from leadframe_xpu.paged_plan import PagedPlan, plan_batch
 from leadframe_xpu.ranking import Ranking
@@ -50,14 +50,12 @@ class XpuBackend(TorchBackend):
         slot_dtype, is_host = self._kernels.facts.slot_dtype, self.device.type == "cpu"
         return plan_batch(batch, self._plan(batch, params), slot_dtype, may_read=is_host)
 
-    def _kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> Tensor:
-        kv = super()._kv_layer(spec, layer, num_blocks)
+    def new_kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> KVLayer:
+        """Allocates one zeroed layer, laid out for the kernels."""
         if self._kernels is None or not self._kernels.facts.is_hnd:
-            return kv
-        sides, blocks, block_size, heads, dim = kv.shape
-        heads_first = torch.zeros(
-            (sides, blocks, heads, block_size, dim), dtype=kv.dtype, device=kv.device
-        )
+            return super().new_kv_layer(spec, layer, num_blocks)
+        shape = (2, num_blocks, self.kv_heads(layer), spec.block_size, layer.head_dim)
+        heads_first = torch.zeros(shape, dtype=torch_dtype(spec.dtype), device=self.device)
         return heads_first.transpose(2, 3)
 
 

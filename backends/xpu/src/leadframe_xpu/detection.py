@@ -76,7 +76,7 @@ def detect(env: Mapping[str, str], installed: Installed, root: Path = Path("/"))
         return Detection(tuple(devices), ranking.summary())
     host = rank(installed, "host")
     if host.used is not None:
-        name = f"host CPU, kernels of IPEX {installed.ipex}; only with -o target=host"
+        name = f"host CPU, kernels of IPEX {installed.ipex} (-o target=host)"
         reason = f"{_absence(nodes, usable)}; IPEX's CPU build runs its kernels on the host"
         return Detection((Device(0, name, arch=HOST_ARCH),), reason)
     return Detection((), f"{_absence(nodes, usable)}; {ranking.summary()}")
