@@ -18,9 +18,11 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from leadframe.errors import UnsupportedModel
 from leadframe.gguf_file import GGUFFile, TensorInfo
+from leadframe.models.gguf_blocks import weight_blocks
 from leadframe.models.gguf_config import Architecture
 from leadframe.models.sources import Index, MappedFile, PlainWeight, StoredWeight, whole_index
 from leadframe.models.spec import EMBED, FINAL_NORM, LM_HEAD, DecoderSpec, layer_prefix
+from leadframe.platform.backend import WeightBlocks
 
 ROPE_FACTORS: Final = "rope_freqs.weight"
 
@@ -90,6 +92,31 @@ class QuantizedWeight:
         """Like `read`, of the weight whose row i is row order[i] of this one."""
         kind = GGMLQuantizationType[self.info.type_name]
         block, block_bytes = GGML_QUANT_SIZES[kind]
+        columns = whole_index(self.shape, index)[-1]
+        raw = self._raw(order, index)
+        values = _dequantize(raw, kind, block_bytes).reshape(*raw.shape[:-1], -1)
+        start = columns.start - columns.start // block * block
+        return values[..., start : start + len(columns) * columns.step : columns.step]
+
+    def read_blocks(self, index: Index | None = None) -> WeightBlocks | None:
+        """Reads a slice as integers, scales and offsets, if it is made of whole blocks."""
+        return self.blocks_of_rows(None, index)
+
+    def blocks_of_rows(
+        self, order: npt.NDArray[np.int64] | None, index: Index | None
+    ) -> WeightBlocks | None:
+        """Like `read_blocks`, of the weight whose row i is row order[i] of this one."""
+        block = GGML_QUANT_SIZES[GGMLQuantizationType[self.info.type_name]][0]
+        columns = whole_index(self.shape, index)[-1]
+        if len(self.shape) != 2 or columns.start % block or len(columns) % block:
+            return None
+        return weight_blocks(self._raw(order, index), self.info.type_name)
+
+    def _raw(
+        self, order: npt.NDArray[np.int64] | None, index: Index | None
+    ) -> npt.NDArray[np.uint8]:
+        """The stored blocks that a slice touches, [..., bytes]."""
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.info.type_name]]
         *lead, columns = whole_index(self.shape, index)
         raw = self.file.view(self.info.offset, self.info.num_bytes)
         raw = raw.reshape(*self.shape[:-1], -1)
@@ -101,9 +128,7 @@ class QuantizedWeight:
                 raw = raw[order[wanted]]
             else:
                 raw = raw[(slice(None),) * axis + (wanted,)]
-        values = _dequantize(raw, kind, block_bytes).reshape(*raw.shape[:-1], -1)
-        start = columns.start - first * block
-        return values[..., start : start + len(columns) * columns.step : columns.step]
+        return raw
 
 
 def _dequantize(
@@ -155,6 +180,12 @@ class PermutedWeight:
         rows, *rest = index or (slice(None),)
         gathered = self.stored.read()[self.order[rows]]
         return gathered[(slice(None), *rest)]
+
+    def read_blocks(self, index: Index | None = None) -> WeightBlocks | None:
+        """Like `read`, as integers, scales and offsets."""
+        if not isinstance(self.stored, QuantizedWeight):
+            return None
+        return self.stored.blocks_of_rows(self.order, index)
 
 
 @dataclass(frozen=True, slots=True)
