@@ -38,17 +38,17 @@ class _Namespace(jinja2.utils.Namespace):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         values = dict(*args, **kwargs)
         for name in values:
-            self._check(name)
+            _check_attribute(name)
         super().__init__(values)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._check(name)
+        _check_attribute(name)
         super().__setitem__(name, value)
 
-    @staticmethod
-    def _check(name: object) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} is not allowed")
+
+def _check_attribute(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} is not allowed")
 
 
 class ChatTemplate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tokenizers import (
@@ -28,7 +29,6 @@ _ROLES: Final = {
     "pad_token": "padding_token_id",
 }
 
-_GPT2: Final = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 _LLAMA3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -41,31 +41,49 @@ _TEKKEN: Final = (
 )
 
 
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+@dataclass(frozen=True, slots=True)
+class _Splitting:
+    """How a byte-level tokenizer splits text before it merges.
+
+    Attributes:
+      pattern: what a piece is; None is GPT-2's pattern.
+      digits: every digit is a piece of its own.
+      ignore_merges: a piece that is a token stays one, whatever the merges say.
+      add_bos: a text starts with a first token where the file does not say.
+    """
+
+    pattern: str | None = None
+    digits: bool = False
+    ignore_merges: bool = False
+    add_bos: bool = False
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """Builds it for the `tokenizers` library."""
+        steps: list[pre_tokenizers.PreTokenizer] = []
+        if self.digits:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
+        if self.pattern is not None:
+            steps.append(pre_tokenizers.Split(Regex(self.pattern), behavior="isolated"))
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.pattern is None)
+        return pre_tokenizers.Sequence([*steps, to_bytes])
 
 
-def _digits_then_gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2])
-
-
-_PRE_TOKENIZERS: Final[Mapping[str, pre_tokenizers.PreTokenizer]] = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "smollm": _digits_then_gpt2(),
-    "llama-bpe": _split(_LLAMA3),
-    "llama3": _split(_LLAMA3),
-    "llama-v3": _split(_LLAMA3),
-    "qwen2": _split(_QWEN2),
-    "deepseek-r1-qwen": _split(_QWEN2),
-    "tekken": _split(_TEKKEN),
+_LLAMA3_SPLITTING: Final = _Splitting(_LLAMA3, ignore_merges=True, add_bos=True)
+_SPLITTINGS: Final[Mapping[str, _Splitting]] = {
+    "default": _Splitting(),
+    "gpt-2": _Splitting(),
+    "smollm": _Splitting(digits=True),
+    "llama-bpe": _LLAMA3_SPLITTING,
+    "llama3": _LLAMA3_SPLITTING,
+    "llama-v3": _LLAMA3_SPLITTING,
+    "qwen2": _Splitting(_QWEN2),
+    "deepseek-r1-qwen": _Splitting(_QWEN2),
+    "tekken": _Splitting(_TEKKEN, ignore_merges=True, add_bos=True),
 }
-"""By `tokenizer.ggml.pre`. Another way to split text gives other tokens, so others are refused."""
+"""By `tokenizer.ggml.pre`. Another way to split text gives other tokens, so others are refused.
+
+The rules are llama.cpp's, which follow the original tokenizers.
+"""
 
 
 def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, TokenizerConfig]:
@@ -77,8 +95,10 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, Tokeni
     """
     tokens = _tokens(metadata)
     kind = metadata.get(_KEY + "model")
+    add_bos = True
     if kind == "gpt2":
-        backend = _byte_level(metadata, tokens)
+        splitting = _splitting(metadata)
+        backend, add_bos = _byte_level(metadata, tokens, splitting), splitting.add_bos
     elif kind == "llama":
         tokens = _spelled(metadata, tokens)
         backend = _sentence_piece(metadata, tokens)
@@ -90,15 +110,15 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer, Tokeni
     _add_special(backend, metadata, tokens)
     roles = {role: _token_at(metadata, tokens, key) for role, key in _ROLES.items()}
     special = {role: token for role, token in roles.items() if token is not None}
-    surround(
+    _surround(
         backend,
-        special.get("bos_token") if _flag(metadata, "add_bos_token", kind == "llama") else None,
+        special.get("bos_token") if _flag(metadata, "add_bos_token", add_bos) else None,
         special.get("eos_token") if _flag(metadata, "add_eos_token", False) else None,
     )
     return backend, TokenizerConfig(special, _templates(metadata))
 
 
-def surround(backend: Tokenizer, first: str | None, last: str | None) -> None:
+def _surround(backend: Tokenizer, first: str | None, last: str | None) -> None:
     """Makes `encode` put a first and a last token around a text."""
     ends = [token for token in (first, last) if token is not None]
     text = [f"{first}:0"] * (first is not None) + ["$A:0"] + [f"{last}:0"] * (last is not None)
@@ -130,17 +150,27 @@ def _templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {name: metadata[key] for name, key in named.items() if metadata.get(key)}
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
-    pre = metadata.get(_KEY + "pre", "default")
-    if pre not in _PRE_TOKENIZERS:
+def _splitting(metadata: Mapping[str, Any]) -> _Splitting:
+    pre = str(metadata.get(_KEY + "pre", "default"))
+    if pre not in _SPLITTINGS:
         raise UnsupportedModel(
-            f"{_KEY}pre is {pre!r}; supported are {', '.join(_PRE_TOKENIZERS)}: use the model's "
+            f"{_KEY}pre is {pre!r}; supported are {', '.join(_SPLITTINGS)}: use the model's "
             "Hugging Face directory"
         )
+    return _SPLITTINGS[pre]
+
+
+def _byte_level(
+    metadata: Mapping[str, Any], tokens: Sequence[str], splitting: _Splitting
+) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get(_KEY + "merges", ())]
     vocab = {token: index for index, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]
+    try:
+        bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=splitting.ignore_merges)
+    except Exception as error:  # the library raises bare Exceptions
+        raise CheckpointError(f"the GGUF file's merges do not fit its tokens: {error}") from error
+    backend = Tokenizer(bpe)
+    backend.pre_tokenizer = splitting.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     return backend
 

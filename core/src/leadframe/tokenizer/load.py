@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ import tokenizers
 
 from leadframe.errors import CheckpointError, ModelNotFound
 from leadframe.gguf_file import read_gguf
-from leadframe.tokenizer.gguf_vocabulary import build_gguf_tokenizer, surround
+from leadframe.tokenizer.gguf_vocabulary import build_gguf_tokenizer
 from leadframe.tokenizer.tokenizer import Tokenizer, TokenizerConfig
 
 _ROLES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -43,18 +43,15 @@ def load_tokenizer(path: str | Path, *, chat_template: str | None = None) -> Tok
 
 def _from_directory(directory: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
     settings = _json(directory / "tokenizer_config.json")
-    texts = _special_texts({**_json(directory / "special_tokens_map.json"), **settings})
+    settings = {**_json(directory / "special_tokens_map.json"), **settings}
+    roles = {role: text for role in _ROLES if (text := _text(settings.get(role))) is not None}
     file = directory / "tokenizer.json"
     if file.exists():
         backend = _from_file(file)
-        _mark_special(backend, texts)
-        if "add_bos_token" in settings or "add_eos_token" in settings:
-            first = texts.get("bos_token") if settings.get("add_bos_token") else None
-            last = texts.get("eos_token") if settings.get("add_eos_token") else None
-            surround(backend, first, last)
+        _mark_special(backend, roles.values())
     else:
         backend = _through_transformers(directory)
-    return backend, TokenizerConfig(texts, _templates(directory, settings))
+    return backend, TokenizerConfig(roles, _templates(directory, settings))
 
 
 def _from_file(file: Path) -> tokenizers.Tokenizer:
@@ -91,24 +88,20 @@ def _json(path: Path) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _special_texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    texts = {}
-    for role in _ROLES:
-        value = settings.get(role)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            texts[role] = text
-    return texts
+def _text(token: Any) -> str | None:
+    """A token is written as its text, or as an object with its text."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
-def _mark_special(backend: tokenizers.Tokenizer, texts: Mapping[str, str]) -> None:
+def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
     """Tokens with a role are special even where tokenizer.json does not say so."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
     backend.add_special_tokens(
         [
             tokenizers.AddedToken(text, normalized=False, special=True)
-            for text in dict.fromkeys(texts.values())
-            if text not in known and backend.token_to_id(text) is not None
+            for text in dict.fromkeys(texts)
+            if text not in special and backend.token_to_id(text) is not None
         ]
     )
 

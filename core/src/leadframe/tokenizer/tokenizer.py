@@ -15,6 +15,7 @@ from leadframe.tokenizer.pieces import spelling_of
 _TOOL_USE: Final = "tool_use"
 _DEFAULT: Final = "default"
 _MAX_COMPILED: Final = 8
+_MAX_ID: Final = 2**32
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,10 @@ class Tokenizer:
         """Returns the bytes that a token adds to a text; none for an id that is not known."""
         piece = self._pieces.get(token_id)
         if piece is None:
-            token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-            piece = b"" if token is None else self._spelling.piece(token)
-            self._pieces[token_id] = piece
+            token = self._backend.id_to_token(token_id) if 0 <= token_id < _MAX_ID else None
+            if token is None:
+                return b""
+            piece = self._pieces[token_id] = self._spelling.piece(token)
         return piece
 
     def _id_of(self, role: str) -> int | None:
