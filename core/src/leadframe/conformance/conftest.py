@@ -1,3 +1,0 @@
-"""Makes `pytest --pyargs leadframe.conformance --device NAME` work."""
-
-pytest_plugins = ("leadframe.conformance.pytest_plugin",)
