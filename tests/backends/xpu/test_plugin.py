@@ -140,13 +140,6 @@ def test_a_failing_import_of_ipex_is_a_load_error(monkeypatch):
     assert sys.modules["transformers"] is plugin
 
 
-def test_hiding_a_package_leaves_no_trace():
-    assert "no_such_package" not in sys.modules
-    with libraries.hidden("no_such_package"):
-        assert sys.modules["no_such_package"] is None
-    assert "no_such_package" not in sys.modules
-
-
 class TestWhyNot:
     SPEC = OpSpec("attention", "float16", "float16", 64, 8, 2, 16)
 
@@ -188,6 +181,15 @@ def test_torch_refuses_features_that_it_does_not_know():
     (offered,) = plugin.platform_kernels("xpu")
     assert "sinks" in offered.why_not(OpSpec("attention", features=frozenset({"sinks"})))
     assert plugin.platform_kernels("cuda") == ()
+
+
+@pytest.mark.parametrize(("field", "value"), [("dtype", "float64"), ("block_size", 24)])
+def test_a_cache_that_the_kernels_cannot_read_is_not_made(doubles, make_backend, field, value):
+    backend = make_backend(IpexKernels(doubles.Untouchable(), HOST))
+    fields = {"block_size": 16, "dtype": "float16"} | {field: value}
+    with pytest.raises(Unsupported, match="kv_alloc is not supported"):
+        backend.kv_alloc(KVSpec((KVLayerSpec(2, 64),), **fields), 4)
+    assert backend.memory().used == 0
 
 
 @pytest.mark.parametrize(("convention", "heads_first"), [(HOST, True), (XPU, False)])

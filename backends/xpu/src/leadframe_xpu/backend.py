@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from leadframe.errors import Unsupported
 from leadframe.platform.backend import KVLayer, KVLayerSpec, KVSpec
 from leadframe.platform.batch import StepArrays
 from leadframe.platform.capabilities import AttnParams, Capabilities, OpSpec
@@ -51,12 +52,26 @@ class XpuBackend(TorchBackend):
         return plan_batch(batch, self._plan(batch, params), slot_dtype, may_read=is_host)
 
     def new_kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> KVLayer:
-        """Allocates one zeroed layer, laid out for the kernels."""
+        """Allocates one zeroed layer, laid out for the kernels.
+
+        Raises:
+          Unsupported: they do not read this type or block size.
+        """
+        self._check_kv(spec)
         if self._kernels is None or not self._kernels.facts.is_hnd:
             return super().new_kv_layer(spec, layer, num_blocks)
         shape = (2, num_blocks, self.kv_heads(layer), spec.block_size, layer.head_dim)
         heads_first = torch.zeros(shape, dtype=torch_dtype(spec.dtype), device=self.device)
         return heads_first.transpose(2, 3)
+
+    def _check_kv(self, spec: KVSpec) -> None:
+        """Some block sizes and types corrupt memory in the kernels: they never get a cache."""
+        caps = self.caps
+        if spec.dtype not in caps.kv_dtypes:
+            raise Unsupported("kv_alloc", spec, f"the KV cache is {' or '.join(caps.kv_dtypes)}")
+        if spec.block_size not in caps.block_sizes:
+            sizes = ", ".join(map(str, caps.block_sizes))
+            raise Unsupported("kv_alloc", spec, f"blocks have {sizes} tokens")
 
 
 def _capabilities(layer: DeviceLayer, kernels: NativeKernels | None) -> Capabilities:

@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from leadframe.errors import PluginLoadError
+from leadframe_xpu.containment import hidden, unchanged
 from leadframe_xpu.ipex_kernels import PagedAttentionApi
 from leadframe_xpu.vllm_kernels import SPECULATIVE_TOKENS, VllmApi
 
 IPEX = "intel_extension_for_pytorch"
 
 
-@contextmanager
-def hidden(name: str) -> Iterator[None]:
-    """Makes the import of a package fail while the block runs, as if it were not installed."""
-    missing = object()
-    saved = sys.modules.get(name, missing)
-    sys.modules[name] = None  # type: ignore[assignment]  # Python's own mark for "not importable"
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-        if saved is not missing:
-            sys.modules[name] = saved  # type: ignore[assignment]
-
-
 def load_ipex() -> PagedAttentionApi:
     """Imports IPEX's paged attention.
 
-    IPEX replaces functions of Transformers when it finds it, and fails on Transformers 5; what
-    is needed here does not use it, so IPEX is imported as if it were absent.
+    IPEX fails on Transformers 5 when it finds it; what is needed here does not use it, so IPEX
+    is imported as if it were absent.
 
     Raises:
       PluginLoadError: the import failed; the cause is chained.
     """
     try:
-        with hidden("transformers"):
+        with hidden("transformers"), unchanged("torch"):
             module: Any = importlib.import_module(f"{IPEX}.llm.modules")
         found: PagedAttentionApi = module.PagedAttention
     # its own version check ends in an AttributeError, other failures in whatever they are
