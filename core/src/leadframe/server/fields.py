@@ -107,7 +107,7 @@ def _schema(kind: dict[str, Any], reader: Callable[[Any], Any]) -> tuple[Any, An
 
 
 _STRINGS = {"type": "array", "items": {"type": "string"}}
-_IDS = {"type": "array", "items": {"type": "integer"}}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}}
 
 Prompts = Annotated[
     list[Any],

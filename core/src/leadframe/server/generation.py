@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from leadframe.sampling_params import SamplingParams
 from leadframe.server.engine_client import EngineClient, RequestStream
 from leadframe.server.prompts import ReadPrompt
 from leadframe.server.replies import HttpError, scrubbed
+
+_FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ class Batch:
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Yields (choice, output) as they come, until every choice has finished.
 
+        What a choice produced before it failed is yielded before the error is raised.
+
         Raises:
           HttpError: a choice failed in the engine.
           EngineDead: the engine stopped.
@@ -122,7 +127,10 @@ class Batch:
         async with aclosing(_interleave(self._streams)) as outputs:
             async for index, output in outputs:
                 self.usage.take(index, self.jobs[index], output)
-                _raise_failure(output)
+                if output.finish_reason in _FAILED:
+                    if output.text or output.token_ids:
+                        yield index, dataclasses.replace(output, finish_reason=None)
+                    raise _failure(output)
                 yield index, output
 
     async def collect(self) -> list[Completion]:
@@ -139,12 +147,11 @@ class Batch:
         return results
 
 
-def _raise_failure(output: RequestOutput) -> None:
-    if output.finish_reason is FinishReason.ERROR:
-        reason = scrubbed(output.error or "no reason is known")
-        raise HttpError(500, f"generation failed: {reason}", code="generation_failed")
+def _failure(output: RequestOutput) -> HttpError:
     if output.finish_reason is FinishReason.ABORT:
-        raise HttpError(503, "the request was aborted, for the server is going down")
+        return HttpError(503, "the request was aborted, for the server is going down")
+    reason = scrubbed(output.error or "no reason is known")
+    return HttpError(500, f"generation failed: {reason}", code="generation_failed")
 
 
 async def _interleave(

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES: Final = 64 << 10
 _TICK_SECONDS = 0.5
+_KEEP_ALIVE_SECONDS = 65
+"""Longer than clients keep idle connections, so that the client closes first and none is lost."""
 _CLOSE_SECONDS = 5.0
 """How long connections have to take their last bytes once nothing generates any more."""
 
@@ -38,7 +40,7 @@ def bind(config: ServerConfig) -> socket.socket:
       ConfigError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((config.host, config.port))
@@ -58,7 +60,15 @@ def _bind_error(config: ServerConfig, error: OSError) -> ConfigError:
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 whose refusal of a malformed request has OpenAI's shape too."""
+    """HTTP/1.1 whose refusal of a malformed request has OpenAI's shape too.
+
+    uvicorn's own access log is off: it writes query strings.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Takes a new connection."""
+        super().connection_made(transport)
+        self.access_log = False
 
     def send_400_response(self, msg: str) -> None:
         """Answers a request that is not HTTP, or whose headers are too large."""
@@ -93,9 +103,9 @@ class Server(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                access_log=False,
                 server_header=False,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(_CLOSE_SECONDS),
             )
         )

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from leadframe.errors import RequestError
+from leadframe.errors import PromptTooLong, RequestError
 from leadframe.server.fields import Prompt
 from leadframe.server.schema import ChatBody, Message, TokenizeBody
 from leadframe.tokenizer import Tokenizer
@@ -37,11 +37,17 @@ class PromptReader:
 
     Args:
       tokenizer: the model's.
+      max_model_len: a prompt that cannot fit it is refused here: at the latest before the engine
+        looks at each of its tokens, and if it can be seen so before it is tokenised.
       chat_template: replaces the model's own.
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_model_len: int, chat_template: str | None = None
+    ) -> None:
         self._tokenizer, self._chat_template = tokenizer, chat_template
+        self._max_model_len = max_model_len
+        self._max_chars = max_model_len * _longest_token(tokenizer)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="leadframe-text")
 
     def close(self) -> None:
@@ -57,6 +63,7 @@ class PromptReader:
 
         Raises:
           RequestError: a prompt is empty.
+          PromptTooLong: a prompt is longer than the context.
         """
 
         def read() -> list[ReadPrompt]:
@@ -71,10 +78,13 @@ class PromptReader:
 
         Raises:
           RequestError: there is no template, or it refuses the conversation.
+          PromptTooLong: the conversation is longer than the context.
         """
         messages = body.messages or []
         kwargs = body.chat_template_kwargs if isinstance(body, ChatBody) else {}
         size = sum(len(message.content or "") for message in messages)
+
+        self._check_chars(size, "messages")
 
         def render() -> ReadPrompt:
             return ReadPrompt(self._render(messages, body.add_generation_prompt, kwargs))
@@ -83,11 +93,13 @@ class PromptReader:
 
     def _read(self, prompt: Prompt, add_special: bool) -> ReadPrompt:
         if isinstance(prompt, str):
+            self._check_chars(len(prompt), "prompt")
             read = ReadPrompt(self._tokenizer.encode(prompt, add_special), prompt)
         else:
             read = ReadPrompt(prompt)
         if not read.token_ids:
             raise RequestError("a prompt is empty; give at least one token", param="prompt")
+        self._check_tokens(len(read.token_ids), "prompt")
         return read
 
     def _render(
@@ -101,4 +113,26 @@ class PromptReader:
         )
         if not ids:
             raise RequestError("the chat template made no token", param="messages")
+        self._check_tokens(len(ids), "messages")
         return ids
+
+    def _check_chars(self, num_chars: int, param: str) -> None:
+        if num_chars > self._max_chars:
+            raise PromptTooLong(
+                f"the prompt has {num_chars} characters, more than {self._max_model_len} tokens, "
+                "the context, can spell; shorten the prompt",
+                param=param,
+            )
+
+    def _check_tokens(self, num_tokens: int, param: str) -> None:
+        if num_tokens > self._max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens and the context holds {self._max_model_len}, "
+                "prompt and output together; shorten the prompt",
+                param=param,
+            )
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    """Returns how many characters a token can stand for, with room for what is normalised away."""
+    return 4 * max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))

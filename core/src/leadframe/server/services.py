@@ -29,6 +29,9 @@ B = TypeVar("B", bound=Body)
 
 FINGERPRINT: Final = f"leadframe-{__version__}"
 _INLINE_BYTES = 64 << 10
+_DISCARDED_BYTES = 256 << 20
+"""A refused body up to this size is taken and dropped: closed earlier, the client would see a
+broken connection and no reply."""
 _BODY_SECONDS = 60.0
 """A body that takes longer than this to arrive is given up."""
 
@@ -56,7 +59,7 @@ class Services:
         tokenizer = self.engine.tokenizer
         recommended = self.engine.model_info.generation
         use_model = self.config.generation_config == "model"
-        self.prompts = PromptReader(tokenizer, self.chat_template)
+        self.prompts = PromptReader(tokenizer, self.engine.max_model_len, self.chat_template)
         self.params = ParamsReader(tokenizer, recommended if use_model else None)
 
     @property
@@ -146,14 +149,15 @@ def new_id(kind: str) -> str:
 
 
 async def _read_body(request: Request, limit: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    declared = int(length[:20]) if length.isdigit() else 0
     too_large = HttpError(
         413,
         f"the body is larger than {limit:,} bytes; send less, or start the server with a larger "
         "--max-body-bytes",
-        headers={"Connection": "close"},
+        headers={"Connection": "close"} if declared > _DISCARDED_BYTES else None,
     )
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared[:20]) > limit:
+    if declared > limit:
         raise too_large
     chunks, size = [], 0
     try:

@@ -68,7 +68,9 @@ class Tokenizer:
           text: special tokens that are spelled out in it become their ids.
           add_special_tokens: add what the model expects around a text, such as a first token.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike `encode`, the batch call lets other threads run, and it computes no offsets.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
