@@ -19,6 +19,26 @@ CASES = {
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "smollm3": (
+        "SmolLM3",
+        {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "pad_token_id": 0},
+    ),
+    "phi3": ("Phi3", {"sliding_window": 6, "pad_token_id": 0}),
+    "phi3-longrope": (
+        "Phi3",
+        {
+            "hidden_size": 64,
+            "pad_token_id": 0,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+                "long_factor": [2.0] * 6,
+            },
+        },
+    ),
     "gemma": ("Gemma", {"head_dim": 16}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}),
     "gemma3": (

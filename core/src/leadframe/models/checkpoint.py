@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leadframe.gguf_file import read_gguf
-from leadframe.models.coverage import Found, cover, settle_tie, text_names
+from leadframe.models.coverage import Found, cover, settle_tie, split_fused, text_names
 from leadframe.models.gguf_config import gguf_architecture, gguf_generation, read_gguf_config
 from leadframe.models.hf_config import read_hf_config
 from leadframe.models.info import GenerationDefaults
@@ -67,7 +67,8 @@ def open_checkpoint(
 
 def _open_directory(directory: Path, max_model_len: int | None) -> Checkpoint:
     config = read_hf_config(directory, max_model_len)
-    spec, found = settle_tie(config.spec, text_names(directory_weights(directory)))
+    stored = text_names(directory_weights(directory))
+    spec, found = settle_tie(config.spec, split_fused(config.spec, stored))
     name = directory.resolve().name
     return _checkpoint(directory, name, spec, found, config.generation, config.dtype)
 

@@ -35,6 +35,8 @@ CONSUMED: Final = frozenset(
         "rope_local_base_freq",
         "partial_rotary_factor",
         "original_max_position_embeddings",
+        "no_rope_layers",
+        "no_rope_layer_interval",
     }
 )
 NEUTRAL: Final = frozenset(
@@ -45,6 +47,8 @@ NEUTRAL: Final = frozenset(
         "initializer_range",
         "use_cache",
         "attention_dropout",
+        "resid_pdrop",
+        "embd_pdrop",
         "pretraining_tp",
         "pad_token_id",
         "bos_token_id",

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from leadframe.errors import CheckpointError, UnsupportedModel
-from leadframe.models.sources import NUMPY_DTYPES, StoredWeight
+from leadframe.models.sources import NUMPY_DTYPES, PlainWeight, StoredWeight
 from leadframe.models.spec import EMBED, LM_HEAD, DecoderSpec, decoder_parameters
 
 Found = Mapping[str, StoredWeight]
@@ -37,6 +37,27 @@ def text_names(found: Found) -> dict[str, StoredWeight]:
             if name.startswith(prefix):
                 name = "model." + name.removeprefix(prefix)
         named[name.removeprefix("language_model.")] = weight
+    return named
+
+
+def split_fused(spec: DecoderSpec, found: Found) -> dict[str, StoredWeight]:
+    """Gives the parts of fused projections the names of parts; nothing is read or copied."""
+    heads, kv_heads = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    parts = {
+        "self_attn.qkv_proj.weight": {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads},
+        "mlp.gate_up_proj.weight": dict.fromkeys(("gate_proj", "up_proj"), spec.intermediate_size),
+    }
+    named = dict(found)
+    for name in found:
+        for suffix, sizes in parts.items():
+            weight = named[name] if name.endswith(suffix) else None
+            if isinstance(weight, PlainWeight) and weight.shape[0] == sum(sizes.values()):
+                del named[name]
+                prefix, start = name.removesuffix(suffix), 0
+                for part, size in sizes.items():
+                    leaf = f"{suffix.split('.')[0]}.{part}.weight"
+                    named[prefix + leaf] = weight.rows(start, start + size)
+                    start += size
     return named
 
 

@@ -56,6 +56,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "mistral": Family(qkv_bias=False, o_bias=False, all_sliding=True),
     "qwen2": Family(qkv_bias=True, o_bias=False),
     "qwen3": Family(qk_norm=True),
+    "smollm3": Family(),
+    "phi3": Family(qkv_bias=False, o_bias=False, all_sliding=True, partial_rotary=True),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, sandwich_norms=True),
     "gemma3_text": replace(_GEMMA, sandwich_norms=True, qk_norm=True),
@@ -172,8 +174,13 @@ def _spec(config: Any, family: Family, wanted: int | None) -> DecoderSpec:
     cap = getattr(config, "attn_logit_softcapping", None)
     ropes, rope_of, context = _ropes(config, family, head_dim, wanted)
     bias = bool(getattr(config, "attention_bias", False))
+    positioned = getattr(config, "no_rope_layers", None) or [True] * len(windows)
     layers = tuple(
-        LayerSpec(AttnParams.of(scale, window, cap), rope_of[kind]) for kind, window in windows
+        LayerSpec(
+            AttnParams.of(scale, window if window and window < context else None, cap),
+            rope_of[kind] if has_rope else None,
+        )
+        for (kind, window), has_rope in zip(windows, positioned, strict=True)
     )
     spec = DecoderSpec(
         architecture=config.model_type,

@@ -75,6 +75,12 @@ class PlainWeight:
         """Bytes in the file."""
         return prod(self.shape) * NUMPY_DTYPES[self.dtype].itemsize
 
+    def rows(self, start: int, stop: int) -> PlainWeight:
+        """Returns rows [start, stop) as a weight of their own."""
+        row_bytes = self.num_bytes // self.shape[0]
+        shape = (stop - start, *self.shape[1:])
+        return PlainWeight(self.file, self.offset + start * row_bytes, shape, self.dtype)
+
     def read(self, index: Index | None = None) -> npt.NDArray[Any]:
         """Returns a read-only view of the rows that a slice spans; the caller's copy reads it."""
         dtype = NUMPY_DTYPES[self.dtype]
