@@ -287,6 +287,9 @@ class AsyncEngine:
             loop.call_soon_threadsafe(settle, result, error)
 
         self._post(command)
+        if self._death is not None and not future.done():
+            # The engine may have died after the check above and never look at its queue again.
+            raise EngineDead(f"the engine stopped: {self._death}") from self._death
         return await future
 
     def _post(self, command: Callable[[], None]) -> None:
