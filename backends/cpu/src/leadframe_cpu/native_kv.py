@@ -8,6 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from leadframe_torch.dtypes import zeros
+
 GROUP: Final = 16
 """Keys that the kernel scores at a time: a block is a whole number of groups."""
 
@@ -38,7 +40,7 @@ class NativeKV:
     ) -> NativeKV:
         """Allocates zeroed blocks."""
         size = NativeKV.row_elements(block_size, head_dim)
-        data = torch.zeros((num_blocks, kv_heads, size), dtype=dtype)
+        data = zeros((num_blocks, kv_heads, size), dtype, torch.device("cpu"))
         return NativeKV(data, block_size, head_dim)
 
     @property

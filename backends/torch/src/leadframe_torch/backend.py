@@ -37,7 +37,7 @@ from leadframe.platform.info import MemoryInfo
 from leadframe_torch import attention, layer_ops, sampling_ops
 from leadframe_torch.attention_plan import AttentionPlan, plan
 from leadframe_torch.devices import DeviceLayer, Holdings, device_errors
-from leadframe_torch.dtypes import from_host, to_host, torch_dtype
+from leadframe_torch.dtypes import from_host, to_host, torch_dtype, zeros
 from leadframe_torch.namespace import torch_namespace
 from leadframe_torch.steps import FunctionStep, RecordedStep, traced_step
 from leadframe_torch.weights import Rank, read_part
@@ -169,7 +169,8 @@ class TorchBackend:
         for handle in kv_d:
             tensor = self.kv_storage(handle)
             self.held.release(tensor)
-            tensor.untyped_storage().resize_(0)
+            if tensor.untyped_storage().resizable():
+                tensor.untyped_storage().resize_(0)
         kv_d.clear()
         self.layer.release_cached()
 
@@ -200,7 +201,7 @@ class TorchBackend:
     def new_kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> KVLayer:
         """Allocates one zeroed layer: [2, num_blocks, block_size, kv_heads, head_dim], K first."""
         shape = (2, num_blocks, spec.block_size, self.kv_heads(layer), layer.head_dim)
-        return torch.zeros(shape, dtype=torch_dtype(spec.dtype), device=self.device)
+        return zeros(shape, torch_dtype(spec.dtype), self.device)
 
     def kv_storage(self, layer: KVLayer) -> Tensor:
         """The tensor that owns a layer's memory."""
