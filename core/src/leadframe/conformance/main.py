@@ -64,6 +64,7 @@ def _pytest_arguments(args: argparse.Namespace) -> list[str]:
         "no:asyncio",
     ]
     out += ["-p", "leadframe.conformance.pytest_plugin", "-p", "no:asyncio", "--tb=short"]
+    out += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
     out += ["-v"] if args.verbose else ["-q", "-rf"]
     out += ["--device", args.device, "--tier", args.tier, "--seed", str(args.seed)]
     out += ["--fuzz", args.fuzz]

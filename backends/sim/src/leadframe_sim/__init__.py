@@ -1,0 +1,1 @@
+"""A simulated accelerator, and broken ones that prove the conformance kit."""
