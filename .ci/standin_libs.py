@@ -93,7 +93,7 @@ def main() -> int:
     """Writes what is missing next to torch's libraries."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        print("torch is not installed here", file=sys.stderr)
+        sys.stderr.write("torch is not installed here\n")
         return 1
     lib = Path(spec.origin).parent / "lib"
     missing = missing_libraries(lib)
@@ -103,7 +103,8 @@ def main() -> int:
         if name.startswith("libcudart"):
             names |= wanted.get("", set())  # every process that imports torch loads this one
         build(lib / name, names or {"leadframe_standin_empty"}, name)
-    print(f"{len(missing)} stand-in libraries written" if missing else "torch needs no stand-in")
+    result = f"{len(missing)} stand-in libraries written" if missing else "torch needs none"
+    sys.stdout.write(f"{result}\n")
     return 0
 
 

@@ -49,7 +49,7 @@ def case(case_name, cases):
     return cases.CASES[case_name]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_backend():
     """Builds a backend on the host around kernels; None takes torch's attention."""
     from leadframe_xpu.backend import XpuBackend

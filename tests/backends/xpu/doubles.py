@@ -65,7 +65,8 @@ def attend_nhd(out, q, keys, values, starts, lens, table, scale, left, right, ca
             sees &= key >= position - left
         if right >= 0:
             sees &= key <= position + right
-        weights = np.where(sees, np.exp(scores - scores.max(-1, keepdims=True)), 0.0)
+        scores = np.where(sees, scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         # only what a token sees is multiplied: the null block may hold anything
         v = np.where(sees.any(0)[:, None, None], v, 0.0)

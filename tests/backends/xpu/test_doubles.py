@@ -65,7 +65,7 @@ def test_where_nothing_may_be_read_minus_one_goes_to_the_null_block(cases):
     plan = plan_batch(
         arrays, torch_plan(arrays, case.params, may_read=False), torch.int64, may_read=False
     )
-    assert plan.slots[3] == 0
+    assert plan.slots[3] == plan.arrays.slots[3] == 0
     assert plan.slots.min() == 0
     assert plan.max_query == arrays.bucket.num_tokens - arrays.bucket.num_decodes
 

@@ -140,6 +140,38 @@ def test_a_failing_import_of_ipex_is_a_load_error(monkeypatch):
     assert sys.modules["transformers"] is plugin
 
 
+class TestOnAGpu:
+    """As far as one gets without one: nothing below touches the device."""
+
+    @pytest.fixture(autouse=True)
+    def gpu(self, monkeypatch, doubles):
+        monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+        monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+        monkeypatch.setattr(libraries, "load_vllm_kernels", doubles.VllmXpu)
+
+    def test_the_best_kernels_serve_with_graphs(self, monkeypatch):
+        monkeypatch.setattr(torch.xpu, "XPUGraph", object, raising=False)
+        backend = create_backend(Device(1, "second"), {}, GPU)
+        assert backend.device == torch.device("xpu", 1)
+        assert backend.ops["attention"].__self__.facts is FACTS
+        assert (backend.caps.graph, backend.caps.simulated) == ("record", "")
+        assert backend.caps.compute_dtypes == ("bfloat16", "float16")
+
+    def test_graphs_can_be_turned_off(self, monkeypatch):
+        monkeypatch.setattr(torch.xpu, "XPUGraph", object, raising=False)
+        backend = create_backend(Device(0, "first"), {"graphs": "off"}, GPU)
+        assert backend.caps.graph == "none"
+
+    def test_a_torch_without_xpu_graphs_runs_eagerly(self, monkeypatch):
+        monkeypatch.delattr(torch.xpu, "XPUGraph", raising=False)
+        assert create_backend(Device(0, "first"), {}, GPU).caps.graph == "none"
+
+    def test_torch_serves_when_asked(self):
+        backend = create_backend(Device(0, "first"), {"kernels": "torch"}, GPU)
+        assert "float32" in backend.caps.compute_dtypes
+        assert backend.ranking.used == "torch"
+
+
 class TestWhyNot:
     SPEC = OpSpec("attention", "float16", "float16", 64, 8, 2, 16)
 

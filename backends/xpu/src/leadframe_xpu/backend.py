@@ -17,7 +17,7 @@ from leadframe_xpu.native import NativeKernels, native_ops
 from leadframe_xpu.paged_plan import PagedPlan, plan_batch
 from leadframe_xpu.ranking import Ranking
 
-_GPU_DTYPES: Final = ("bfloat16", "float16", "float32")
+_TORCH_DTYPES: Final = ("bfloat16", "float16", "float32")
 _BLOCK_SIZES: Final = (64, 16, 32, 128)
 
 
@@ -76,13 +76,13 @@ class XpuBackend(TorchBackend):
 
 def _capabilities(layer: DeviceLayer, kernels: NativeKernels | None) -> Capabilities:
     is_host = layer.device.type == "cpu"
-    dtypes: tuple[str, ...] = _GPU_DTYPES
+    dtypes: tuple[str, ...] = _TORCH_DTYPES
     block_sizes: tuple[int, ...] = _BLOCK_SIZES
     features, why_not = ATTENTION_FEATURES, _torch_why_not
     if kernels is not None:
         facts = kernels.facts
-        dtypes = facts.dtypes if is_host else _GPU_DTYPES
-        block_sizes, features, why_not = facts.block_sizes, facts.features, facts.why_not
+        dtypes, block_sizes = facts.dtypes, facts.block_sizes
+        features, why_not = facts.features, facts.why_not
     return Capabilities(
         family="torch",
         compute_dtypes=dtypes,

@@ -8,7 +8,7 @@ part of a captured graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -66,15 +66,16 @@ def plan_batch(
     """
     check_batch(batch)
     facts = read_facts(batch) if may_read else None
+    if facts is None:
+        # -1 cannot be seen without waiting for the device; there it lands in the null block
+        batch = replace(batch, slots=batch.slots.clamp(min=0))
     kv_lens = torch.maximum(batch.seq_lens, batch.query_start.diff())
     kv_starts = torch.zeros_like(batch.query_start)
     kv_starts[1:] = kv_lens.cumsum(0)
-    # on a device -1 cannot be seen without waiting for it; there it lands in the null block
-    slots = batch.slots if facts is not None else batch.slots.clamp(min=0)
     return PagedPlan(
         arrays=batch,
         torch=torch_plan,
-        slots=slots.to(slot_dtype),
+        slots=batch.slots.to(slot_dtype),
         kv_lens=kv_lens,
         kv_starts=kv_starts,
         is_padding=_padding(batch, facts),
