@@ -65,6 +65,12 @@ _TABLE: Final = (
 ARCHS: Final[dict[str, Arch]] = {arch.name: arch for arch in _TABLE}
 """Every architecture that the kernels are compiled for, and the interpreter."""
 
+CHECKED: Final[dict[Vendor, tuple[str, ...]]] = {
+    "cuda": ("sm_80", "sm_90", "sm_100"),
+    "hip": ("gfx90a", "gfx942", "gfx950", "gfx1100"),
+}
+"""Architectures that every change is compiled for, by vendor; the others are on request."""
+
 INTERPRETER: Final = ARCHS["interpreter"]
 
 

@@ -231,6 +231,6 @@ def _tile(
 
 
 def _packed_heads(x: Tensor) -> Tensor:
-    """x [T, heads, D] with the heads of a token next to each other; tokens may be apart."""
+    """X [T, heads, D] with the heads of a token next to each other; tokens may be apart."""
     is_packed = x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
     return x if is_packed else x.contiguous()

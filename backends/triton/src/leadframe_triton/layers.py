@@ -130,6 +130,6 @@ def _rows_per_program(c: LaunchContext, block: int) -> int:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x as [rows, width] with unit stride along the width, without a copy where possible."""
+    """X as [rows, width] with unit stride along the width, without a copy where possible."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 else flat.contiguous()

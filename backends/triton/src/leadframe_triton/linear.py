@@ -1,4 +1,4 @@
-"""Launches of the batch-invariant product and of argmax, as `leadframe.platform.ops` has them."""
+"""Launches of the batch-invariant product as `leadframe.platform.ops` has it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from leadframe_triton.kernels.linear import linear_kernel
-from leadframe_triton.kernels.sampling import argmax_kernel
-from leadframe_triton.launch import LaunchContext, ceil_div, power_of_two
-
-_ARGMAX_ELEMENTS: Final = 8192
+from leadframe_triton.launch import LaunchContext, ceil_div
 
 LinearTile = tuple[int, int, int, int, int]
 """(BLOCK_M, BLOCK_N, BLOCK_K, warps, stages)."""
@@ -36,7 +33,7 @@ def linear_tile(c: LaunchContext, element_bytes: int) -> LinearTile:
 
 
 def linear(c: LaunchContext, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] times weight [out, in] transposed, plus bias [out], row by row the same bits."""
+    """X [T, in] times weight [out, in] transposed, plus bias [out], row by row the same bits."""
     rows, width = x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     num_out = weight.shape[0]
@@ -57,17 +54,5 @@ def linear(c: LaunchContext, x: Tensor, weight: Tensor, bias: Tensor | None = No
         BLOCK_N=block_n,
         BLOCK_K=block_k,
         **c.options(warps, stages),
-    )
-    return out
-
-
-def argmax(c: LaunchContext, logits: Tensor) -> Tensor:
-    """int32 [N]: the first index of the largest logit of each row [N, V]."""
-    logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    rows, vocab = logits.shape
-    out = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    block = min(power_of_two(vocab), _ARGMAX_ELEMENTS)
-    argmax_kernel[(rows,)](
-        out, logits, logits.stride(0), VOCAB=vocab, BLOCK=block, **c.options(c.warps(block))
     )
     return out

@@ -43,16 +43,17 @@ class Tile:
 
 
 _Entry = tuple[int, tuple[Tile, ...]]
-"""(largest padded head dim, configurations); the first entry that is large enough applies."""
+"""(largest head dim, configurations); the first entry that is large enough applies."""
 
 _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ("ampere", "ragged"): (
         (64, (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3))),
         (128, (Tile(128, 64, 8, 3), Tile(64, 64, 8, 3))),
-        (256, (Tile(64, 32, 8, 3), Tile(32, 32, 4, 3))),
+        (256, (Tile(64, 32, 8, 3), Tile(32, 32, 8, 3))),
     ),
     ("ampere", "decode"): (
         (64, (Tile(16, 64, 4, 5), Tile(16, 128, 4, 3))),
+        (96, (Tile(16, 64, 4, 3),)),
         (128, (Tile(16, 64, 4, 5), Tile(16, 64, 4, 3))),
         (256, (Tile(16, 32, 4, 5), Tile(16, 64, 4, 3))),
     ),
@@ -73,6 +74,7 @@ _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ),
     ("hopper", "decode"): (
         (64, (Tile(16, 64, 4, 5), Tile(16, 128, 4, 3))),
+        (96, (Tile(16, 64, 4, 3),)),
         (128, (Tile(16, 64, 4, 5), Tile(16, 64, 4, 3), Tile(16, 128, 8, 3))),
         (256, (Tile(16, 32, 4, 5), Tile(16, 64, 4, 3))),
     ),
@@ -83,6 +85,7 @@ _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ),
     ("blackwell", "decode"): (
         (64, (Tile(16, 64, 4, 5), Tile(16, 128, 4, 3))),
+        (96, (Tile(16, 64, 4, 3),)),
         (128, (Tile(16, 64, 4, 5), Tile(16, 64, 4, 3), Tile(16, 128, 8, 3))),
         (256, (Tile(16, 32, 4, 5), Tile(16, 64, 4, 3))),
     ),
@@ -121,16 +124,8 @@ _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
 }
 
 _WIDE: Final[dict[Kind, tuple[_Entry, ...]]] = {
-    "ragged": (
-        (64, (Tile(32, 32, 4, 2),)),
-        (128, (Tile(16, 32, 4, 1),)),
-        (256, (Tile(16, 16, 4, 1),)),
-    ),
-    "decode": (
-        (64, (Tile(16, 32, 4, 2),)),
-        (128, (Tile(16, 32, 4, 1),)),
-        (256, (Tile(16, 16, 4, 1),)),
-    ),
+    "ragged": ((64, (Tile(16, 16, 4, 1),)), (256, (Tile(16, 16, 8, 1),))),
+    "decode": ((64, (Tile(16, 16, 8, 1),)), (256, (Tile(16, 16, 8, 1),))),
 }
 """float32: exact products without matrix units, for tests and small models."""
 
@@ -153,5 +148,4 @@ def tiles_for(arch: Arch, kind: Kind, head_dim: int, element_bytes: int) -> tupl
     """
     is_wide = element_bytes > 2 and arch.family != "interpreter"
     entries = _WIDE[kind] if is_wide else _HALF[arch.family, kind]
-    padded = padded_head_dim(head_dim)
-    return next(tiles for largest, tiles in entries if padded <= largest)
+    return next(tiles for largest, tiles in entries if head_dim <= largest)

@@ -48,7 +48,8 @@ def platform_detect(env: Mapping[str, str]) -> Detection:  # type: ignore[empty-
     returns no devices and a reason.
 
     Args:
-      env: the process environment, read-only.
+      env: the process environment, read-only; `LEADFRAME_DEVICE` in it is what was asked for,
+        wherever that was said, when a device was named.
     """
 
 

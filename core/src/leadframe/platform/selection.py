@@ -177,7 +177,8 @@ def _explicit(
     except PluginLoadError as error:
         raise PluginLoadError(f"{error}\n\n{_installed(points)}") from error.__cause__
     plugin.info()
-    found = plugin.detect(env)
+    # A plugin may have devices that exist only when they are named, such as an interpreter.
+    found = plugin.detect({**env, "LEADFRAME_DEVICE": value})
     if not found.devices:
         raise DeviceNotFound(
             f"device {value!r} ({source}) is not present: {plugin.distribution} "

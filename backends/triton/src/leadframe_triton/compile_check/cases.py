@@ -16,12 +16,11 @@ from torch import Tensor
 
 from leadframe.platform.batch import Bucket, StepArrays, packed_sizes, unpack
 from leadframe.platform.capabilities import AttnParams
-from leadframe_triton import attention, layers, linear
+from leadframe_triton import attention, layers, linear, sampling
 from leadframe_triton.arch import Arch
+from leadframe_triton.compile_check.worker import Matrix
 from leadframe_triton.launch import LaunchContext
 from leadframe_triton.tiles import Kind, Tile, tiles_for
-
-Matrix = Literal["standard", "full"]
 
 HEAD_DIMS: Final = (64, 80, 96, 128, 256)
 _HALF: Final = ("bfloat16", "float16")
@@ -142,7 +141,7 @@ def _layer_cases() -> Iterator[Case]:
         ]
         for case in cases:
             yield replace(case, in_standard=dtype == "bfloat16")
-    yield _argmax()
+    yield from _sampling_cases()
 
 
 def _norm(dtype: str, width: int, *, with_residual: bool) -> Case:
@@ -181,11 +180,30 @@ def _linear(dtype: str, width: int) -> Case:
     return Case("linear", f"{dtype} in{width}", launch, needs_matrix_unit=dtype != "float32")
 
 
-def _argmax() -> Case:
-    def launch(c: LaunchContext, variant: int) -> None:
-        linear.argmax(c, _empty(_ROWS[variant], 128256, dtype="float32"))
+def _sampling_cases() -> Iterator[Case]:
+    vocab = 128256
 
-    return Case("argmax", "float32 V128256", launch)
+    def argmax(c: LaunchContext, variant: int) -> None:
+        sampling.argmax(c, _empty(_ROWS[variant], vocab, dtype="float32"))
+
+    def logprobs(c: LaunchContext, variant: int) -> None:
+        rows = _ROWS[variant]
+        logits, targets = _empty(rows, vocab, dtype="float32"), _empty(rows, dtype="int32")
+        sampling.topk_logprobs(c, logits, targets, 5)
+
+    yield Case("argmax", f"float32 V{vocab}", argmax)
+    yield Case("logprob", f"float32 V{vocab}", logprobs)
+    for variant in ("plain", "threshold", "sort"):
+        yield _sample(variant, vocab)
+
+
+def _sample(how: Literal["plain", "threshold", "sort"], vocab: int) -> Case:
+    def launch(c: LaunchContext, variant: int) -> None:
+        rows = _ROWS[variant]
+        x, k = _empty(rows, dtype="float32"), _empty(rows, dtype="int32")
+        sampling.sample(c, _empty(rows, vocab, dtype="float32"), x, x, x, k, x, how)
+
+    return Case("sample", f"float32 V{vocab} {how}", launch, in_standard=how != "sort")
 
 
 def _empty(*shape: int, dtype: str) -> Tensor:

@@ -26,7 +26,7 @@ def linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out [rows, OUT] = x [rows, IN] @ weight [OUT, IN]^T + bias. Grid: (OUT, rows) in tiles."""
+    """Out [rows, OUT] = x [rows, IN] @ weight [OUT, IN]^T + bias. Grid: (OUT, rows) in tiles."""
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)

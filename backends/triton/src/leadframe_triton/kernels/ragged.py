@@ -109,9 +109,7 @@ def ragged_attention_kernel(
     keep = ((m_index < BLOCK_Q * GROUP) & (query < count))[:, None] & (d[None, :] < HEAD_DIM)
     token = (begin + query).to(tl.int64)
     column = head * HEAD_DIM
-    q = tl.load(
-        q_ptr + (token * stride_q + column)[:, None] + d[None, :], mask=keep, other=0.0
-    )
+    q = tl.load(q_ptr + (token * stride_q + column)[:, None] + d[None, :], mask=keep, other=0.0)
 
     earlier = tl.load(seq_lens_ptr + row) - count
     position = earlier + query

@@ -19,7 +19,7 @@ def visible(position, key, window, HAS_WINDOW: tl.constexpr):
 def attend(
     acc,
     m,
-    l,
+    total,
     q,
     k_ptr,
     v_ptr,
@@ -44,7 +44,7 @@ def attend(
 ):
     """Folds keys [start, end) into the online softmax of one tile.
 
-    acc [M, BLOCK_D], m [M] and l [M] are float32, m in base-2 logarithms. Keys outside
+    acc [M, BLOCK_D], m [M] and total [M] are float32, m in base-2 logarithms. Keys outside
     [first, last) are not read: a NaN there would survive the masking of scores. With MASKED
     False, the caller promises that every query of the tile sees every key.
     """
@@ -81,7 +81,7 @@ def attend(
             shift = m_new
         p = tl.exp2(scores - shift[:, None])
         alpha = tl.exp2(m - shift)
-        l = l * alpha + tl.sum(p, 1)
+        total = total * alpha + tl.sum(p, 1)
         if MASKED:
             v = tl.load(v_ptr + offset, mask=keep, other=0.0)
         elif BLOCK_D != HEAD_DIM:
@@ -90,7 +90,7 @@ def attend(
             v = tl.load(v_ptr + offset)
         acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
         m = m_new
-    return acc, m, l
+    return acc, m, total
 
 
 @triton.jit
@@ -124,21 +124,21 @@ def attend_range(
     does it all. `start` and `full_end` are multiples of BLOCK_N.
 
     Returns:
-      acc [BLOCK_M, BLOCK_D], m [BLOCK_M], l [BLOCK_M], float32 and not normalised.
+      acc [BLOCK_M, BLOCK_D], m [BLOCK_M], total [BLOCK_M], float32 and not normalised.
     """
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     m = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    l = tl.zeros([BLOCK_M], dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
     rest = start
     if not HAS_WINDOW:
-        acc, m, l = attend(
-            acc, m, l, q, k_ptr, v_ptr, table_ptr, position, first, last, start, full_end,
+        acc, m, total = attend(
+            acc, m, total, q, k_ptr, v_ptr, table_ptr, position, first, last, start, full_end,
             stride_block, stride_slot, scale, softcap, window,
             HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, False, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
         rest = tl.maximum(start, full_end)
     return attend(
-        acc, m, l, q, k_ptr, v_ptr, table_ptr, position, first, last, rest, end,
+        acc, m, total, q, k_ptr, v_ptr, table_ptr, position, first, last, rest, end,
         stride_block, stride_slot, scale, softcap, window,
         HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, True, HAS_WINDOW, HAS_SOFTCAP,
     )  # fmt: skip
