@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LeadframeError as error:
         print(f"leadframe: {error}", file=sys.stderr)
         return error.exit_code
+    except SystemExit as end:
+        return int(end.code or 0)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
