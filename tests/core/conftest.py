@@ -6,8 +6,15 @@ from pathlib import Path
 import array_api_strict
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from leadframe.platform import ArrayNamespace
+
+# Machines are shared: how long an example takes says nothing about the code.
+settings.register_profile(
+    "shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("shared machine")
 
 
 def _strict_put(buf, rows, cols, values):

@@ -314,7 +314,7 @@ class TestEdits:
         assert request.num_tokens == 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     budget=st.integers(8, 40),

@@ -178,7 +178,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(num_blocks=st.integers(2, 9), operations=operations)
 def test_random_operations_agree_with_plain_lists(num_blocks, operations):
     pool, naive = BlockPool(num_blocks), NaivePool(num_blocks)

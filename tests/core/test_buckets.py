@@ -156,7 +156,7 @@ steps = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(caps=st.sampled_from([FREE, RECORD, STATIC]), step=steps)
 def test_every_step_fits_its_bucket_and_the_static_family_is_finite(caps, step):
     decodes, chunks, per_chunk, blocks, sample, scored, edits, logprobs = step

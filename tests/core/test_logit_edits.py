@@ -75,7 +75,7 @@ cases = st.fixed_dictionaries(
 LOGITS = np.linspace(-3, 4, VOCAB)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     case=cases,
     prompt=st.lists(tokens, min_size=1, max_size=6),
@@ -89,7 +89,7 @@ def test_edits_are_the_plain_definition(policy, case, prompt, output):
         np.testing.assert_array_equal(plain(request, LOGITS), LOGITS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(case=cases, output=st.lists(tokens, min_size=1, max_size=8), again=st.booleans())
 def test_edits_follow_the_output_token_by_token(policy, case, output, again):
     """State that is carried along equals state that is built anew, as after a preemption."""

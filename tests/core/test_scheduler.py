@@ -365,6 +365,19 @@ class TestEndsInTheWrongMoment:
         harness.run()
         assert again.output_token_ids == policy.solo_tokens(again)
 
+    def test_an_output_that_was_overtaken_is_ignored(self, policy, make):
+        harness = policy.Harness(max_num_batched_tokens=8)
+        request = harness.add(make(12))
+        dropped = harness.schedule()
+        harness.step()
+        assert request.num_computed_tokens == 8
+        assert harness.update(dropped, [None]) == []
+        assert request.num_computed_tokens == 8
+        decode = [harness.step(), harness.schedule()][1]
+        harness.update(decode, [1])
+        harness.update(decode, [1])
+        assert request.num_tokens == 14
+
     def test_a_stop_string_ends_a_request_between_steps(self, policy, make):
         harness = policy.Harness()
         request = harness.add(make(5, 9))

@@ -5,7 +5,7 @@ are recomputed after every call.
 """
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leadframe.errors import RequestError
@@ -139,7 +139,7 @@ class Traffic:
                 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(config=configs, events=events)
 def test_random_traffic_says_what_each_request_says_alone(policy, config, events):
     traffic = Traffic(policy, config)
