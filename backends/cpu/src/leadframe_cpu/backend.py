@@ -11,20 +11,25 @@ import torch
 
 from leadframe.errors import ConfigError
 from leadframe.platform.backend import (
+    KV,
     Array,
+    CompiledStep,
     KVLayer,
     KVLayerSpec,
     KVSpec,
     Partition,
+    StepFunction,
     WeightRole,
     WeightSource,
 )
+from leadframe.platform.batch import Bucket
 from leadframe.platform.capabilities import Capabilities, OpSpec
 from leadframe_cpu.library import Library, NativeUnavailable, load_library
 from leadframe_cpu.memory import HostLayer
 from leadframe_cpu.native_kv import GROUP, NativeKV
 from leadframe_cpu.native_ops import NativeOps
 from leadframe_cpu.packed import PackedWeight, Packer
+from leadframe_cpu.replay import Recorder, ReplayedStep, has_native_cache, is_worth_recording
 from leadframe_cpu.weight_store import WeightStore
 from leadframe_torch import ATTENTION_FEATURES, CompileMode, TorchBackend
 from leadframe_torch.dtypes import torch_dtype
@@ -91,6 +96,7 @@ class CpuBackend(TorchBackend):
             self._packer = Packer(library)
             self._native = NativeOps(library, self._packer)
             self._store = WeightStore(self._packer)
+            self._recorder = Recorder(library, self._native)
         super().__init__(HostLayer(), _capabilities(library is not None), compile_mode=compile_mode)
 
     def extra_ops(self) -> Mapping[str, Callable[..., Any]]:
@@ -119,6 +125,21 @@ class CpuBackend(TorchBackend):
             array = self._packer.unpack(array)
         return super().download(array)
 
+    # --- steps ----------------------------------------------------------------------------
+
+    def compile(
+        self,
+        step: StepFunction,
+        bucket: Bucket,
+        weights: Mapping[str, Array],
+        kv: KV,
+        capture: bool = True,
+    ) -> CompiledStep:
+        """Wraps a step; steps that only decode are recorded when they come again."""
+        if self._native is not None and is_worth_recording(bucket) and has_native_cache(kv):
+            return ReplayedStep(self._recorder, step, weights)
+        return super().compile(step, bucket, weights, kv, capture)
+
     # --- the KV cache ---------------------------------------------------------------------
 
     def kv_block_bytes(self, spec: KVSpec) -> int:
@@ -140,6 +161,12 @@ class CpuBackend(TorchBackend):
             return super().new_kv_layer(spec, layer, num_blocks)
         sizes = num_blocks, spec.block_size, self.kv_heads(layer), layer.head_dim
         return NativeKV.allocate(*sizes, torch_dtype(spec.dtype))
+
+    def kv_free(self, kv_d: KV) -> None:
+        """Frees a KV cache, and the recorded steps that use it."""
+        if self._native is not None:
+            self._recorder.clear()
+        super().kv_free(kv_d)
 
     def kv_storage(self, layer: KVLayer) -> torch.Tensor:
         """The tensor that owns a layer's memory."""

@@ -167,9 +167,15 @@ class Attention {
     float best[R];
     vf total[R];
     for (int r = 0; r < R; r++) best[r] = NEGATIVE, total[r] = vf{};
-    for (int64_t start = first / CHUNK * CHUNK; start < end; start += CHUNK) {
-      const C* heads[GROUPS];
-      int64_t live = find_groups(item, start, std::min(end, start + CHUNK), heads);
+    const C* heads[GROUPS];
+    const C* next_heads[GROUPS];
+    int64_t begin = first / CHUNK * CHUNK;
+    int64_t next_live = find_groups(item, begin, std::min(end, begin + CHUNK), next_heads);
+    for (int64_t start = begin; start < end; start += CHUNK) {
+      int64_t live = next_live;
+      std::copy_n(next_heads, live, heads);
+      next_live = find_groups(item, start + CHUNK, std::min(end, start + 2 * CHUNK), next_heads);
+      for (int64_t g = 0; g < next_live; g++) fetch(next_heads[g]);
       score<R>(queries, heads, live, scores);
       for (int r = 0; r < R; r++)
         soften(scores + r * CHUNK, start, live, sight[r], best[r], total[r], out + r * width);
@@ -206,6 +212,14 @@ class Attention {
                  item.kv_head * layout_.head_size + key % args_.block;
     }
     return live;
+  }
+
+  // Asks for a group's keys and values early: the next block may be anywhere.
+  void fetch(const C* head) const {
+    if (args_.block != GROUP) return;  // larger blocks stream by themselves
+    const char* p = (const char*)head;
+    int64_t bytes = (args_.dim + layout_.values) * GROUP * (int64_t)sizeof(C);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
   }
 
   template <int R>

@@ -3,15 +3,17 @@
 // that its source has.
 //
 // A format F offers
-//   F::panel_bytes(k)                          bytes of a panel with k inputs
-//   F::each(panel, begin, end, visit)          calls visit(i, w) for inputs [begin, end)
-// where w is PANEL_VECTORS vectors. begin and end are multiples of F::BLOCK.
+//   F::panel_bytes(k)                      bytes of a panel with k inputs
+//   F::each<P>(panel, begin, end, visit)   calls visit(i, w) for inputs [begin, end)
+// where w holds the vectors of P panels, of which `panel` is the first and the others follow at
+// `stride` bytes. begin and end are multiples of F::BLOCK.
 #pragma once
 #include "simd.h"
 
 namespace lf {
 
-typedef vf Lanes[PANEL_VECTORS];
+template <int P>
+using Lanes = vf[P * PANEL_VECTORS];
 
 #define LF_INLINE inline __attribute__((always_inline))
 #define LF_INLINE_LAMBDA __attribute__((always_inline))
@@ -24,13 +26,15 @@ struct Plain {
   static constexpr bool IS_FLOAT = sizeof(T) == 4;
   static int64_t panel_bytes(int64_t k) { return k * PANEL * (int64_t)sizeof(T); }
 
-  template <class Visit>
-  static LF_INLINE void each(const char* panel, int64_t begin, int64_t end, const Visit& visit) {
-    const T* p = (const T*)panel;
+  template <int P, class Visit>
+  static LF_INLINE void each(const char* panel, int64_t stride, int64_t begin, int64_t end,
+                             const Visit& visit) {
     for (int64_t k = begin; k < end; k++) {
-      Lanes w;
+      Lanes<P> w;
       LF_UNROLL
-      for (int v = 0; v < PANEL_VECTORS; v++) w[v] = load(p + k * PANEL + v * W);
+      for (int v = 0; v < P * PANEL_VECTORS; v++)
+        w[v] = load((const T*)(panel + v / PANEL_VECTORS * stride) + k * PANEL +
+                    v % PANEL_VECTORS * W);
       visit(k, w);
     }
   }
@@ -42,12 +46,13 @@ template <class S, bool HAS_OFFSET, int B>
 struct BlockHeader {
   static constexpr int64_t BYTES = (HAS_OFFSET ? 2 : 1) * PANEL * (int64_t)sizeof(S);
 
-  static LF_INLINE void read(const char* block, Lanes& scale, Lanes& offset) {
-    const S* p = (const S*)block;
+  template <int P>
+  static LF_INLINE void read(const char* block, int64_t stride, Lanes<P>& scale, Lanes<P>& offset) {
     LF_UNROLL
-    for (int v = 0; v < PANEL_VECTORS; v++) {
-      scale[v] = load(p + v * W);
-      offset[v] = HAS_OFFSET ? load(p + PANEL + v * W) : vf{};
+    for (int v = 0; v < P * PANEL_VECTORS; v++) {
+      const S* p = (const S*)(block + v / PANEL_VECTORS * stride) + v % PANEL_VECTORS * W;
+      scale[v] = load(p);
+      offset[v] = HAS_OFFSET ? load(p + PANEL) : vf{};
     }
   }
 
@@ -65,18 +70,21 @@ struct Int8 {
   static constexpr int64_t BLOCK_BYTES = Header::BYTES + B * PANEL;
   static int64_t panel_bytes(int64_t k) { return k / B * BLOCK_BYTES; }
 
-  template <class Visit>
-  static LF_INLINE void each(const char* panel, int64_t begin, int64_t end, const Visit& visit) {
+  template <int P, class Visit>
+  static LF_INLINE void each(const char* panel, int64_t stride, int64_t begin, int64_t end,
+                             const Visit& visit) {
     for (int64_t start = begin; start < end; start += B) {
       const char* block = panel + start / B * BLOCK_BYTES;
       const int8_t* q = (const int8_t*)(block + Header::BYTES);
-      Lanes scale, offset;
-      Header::read(block, scale, offset);
+      Lanes<P> scale, offset;
+      Header::template read<P>(block, stride, scale, offset);
       for (int k = 0; k < B; k++) {
-        Lanes w;
+        Lanes<P> w;
         LF_UNROLL
-        for (int v = 0; v < PANEL_VECTORS; v++)
-          w[v] = Header::weight(load(q + k * PANEL + v * W), scale[v], offset[v]);
+        for (int v = 0; v < P * PANEL_VECTORS; v++) {
+          vf value = load(q + v / PANEL_VECTORS * stride + k * PANEL + v % PANEL_VECTORS * W);
+          w[v] = Header::weight(value, scale[v], offset[v]);
+        }
         visit(start + k, w);
       }
     }
@@ -102,23 +110,25 @@ struct Int4 {
   static constexpr int64_t BLOCK_BYTES = Header::BYTES + B / 8 * PANEL * 4;
   static int64_t panel_bytes(int64_t k) { return k / B * BLOCK_BYTES; }
 
-  template <class Visit>
-  static LF_INLINE void each(const char* panel, int64_t begin, int64_t end, const Visit& visit) {
+  template <int P, class Visit>
+  static LF_INLINE void each(const char* panel, int64_t stride, int64_t begin, int64_t end,
+                             const Visit& visit) {
     for (int64_t start = begin; start < end; start += B) {
       const char* block = panel + start / B * BLOCK_BYTES;
       const char* q = block + Header::BYTES;
-      Lanes scale, offset;
-      Header::read(block, scale, offset);
+      Lanes<P> scale, offset;
+      Header::template read<P>(block, stride, scale, offset);
       for (int group = 0; group < B / 8; group++) {
-        vi eight[PANEL_VECTORS];
+        vi eight[P * PANEL_VECTORS];
         LF_UNROLL
-        for (int v = 0; v < PANEL_VECTORS; v++)
-          eight[v] = load_int(q + (group * PANEL + v * W) * 4);
+        for (int v = 0; v < P * PANEL_VECTORS; v++)
+          eight[v] = load_int(q + v / PANEL_VECTORS * stride +
+                              (group * PANEL + v % PANEL_VECTORS * W) * 4);
         LF_UNROLL
         for (int k = 0; k < 8; k++) {
-          Lanes w;
+          Lanes<P> w;
           LF_UNROLL
-          for (int v = 0; v < PANEL_VECTORS; v++)
+          for (int v = 0; v < P * PANEL_VECTORS; v++)
             w[v] = Header::weight(nibble((vi)((vu)eight[v] >> (4 * k))), scale[v], offset[v]);
           visit(start + group * 8 + k, w);
         }

@@ -4,6 +4,8 @@
 // The inputs of a tile are packed [k][rows], so that a tile reads one stream of them. Every output
 // is one chain of fused multiply-adds over k in order, whatever the tile: a row's result does not
 // depend on the other rows.
+#include <algorithm>
+
 #include "formats.h"
 #include "pool.h"
 
@@ -38,7 +40,7 @@ void tile(const float* a, const char* panel, int64_t begin, int64_t end, float* 
     LF_UNROLL
     for (int v = 0; v < PANEL_VECTORS; v++)
       acc[r][v] = begin ? load(c + r * PANEL + v * W) : vf{};
-  F::each(panel, begin, end, [&](int64_t k, const Lanes& w) LF_INLINE_LAMBDA {
+  F::template each<1>(panel, 0, begin, end, [&](int64_t k, const Lanes<1>& w) LF_INLINE_LAMBDA {
     if (ahead) __builtin_prefetch(ahead + k * 64, 0, 2);
     LF_UNROLL
     for (int r = 0; r < R; r++) {
@@ -51,6 +53,19 @@ void tile(const float* a, const char* panel, int64_t begin, int64_t end, float* 
   for (int r = 0; r < R; r++)
     LF_UNROLL
     for (int v = 0; v < PANEL_VECTORS; v++) store(c + r * PANEL + v * W, acc[r][v]);
+}
+
+// One row times P panels: as many sums at a time as it takes to hide their latency. c is [P][PANEL].
+template <class F, int P>
+void row_tile(const float* a, const char* panel, int64_t stride, int64_t k, float* c) {
+  vf acc[P * PANEL_VECTORS] = {};
+  F::template each<P>(panel, stride, 0, k, [&](int64_t i, const Lanes<P>& w) LF_INLINE_LAMBDA {
+    vf x = splat(a[i]);
+    LF_UNROLL
+    for (int v = 0; v < P * PANEL_VECTORS; v++) acc[v] = fma(x, w[v], acc[v]);
+  });
+  LF_UNROLL
+  for (int v = 0; v < P * PANEL_VECTORS; v++) store(c + v * W, acc[v]);
 }
 
 typedef void (*Tile)(const float*, const char*, int64_t, int64_t, float*, const char*);
@@ -67,7 +82,7 @@ Tile tile_of(int64_t rows) {
 
 template <class F>
 void decode(const char* panel, int64_t begin, int64_t end, float* out) {
-  F::each(panel, begin, end, [&](int64_t k, const Lanes& w) LF_INLINE_LAMBDA {
+  F::template each<1>(panel, 0, begin, end, [&](int64_t k, const Lanes<1>& w) LF_INLINE_LAMBDA {
     LF_UNROLL
     for (int v = 0; v < PANEL_VECTORS; v++) store(out + (k - begin) * PANEL + v * W, w[v]);
   });
@@ -162,6 +177,25 @@ struct Product {
   static constexpr int PANEL_LINES = PANEL * 4 / 64;  // cache lines an input
 };
 
+// A single row. Its sums are few: several panels at a time hide the latency of memory, and of the
+// additions. Small integers keep the processor busy with one.
+template <class F, class T>
+void row_product(const Args& args, const float* a) {
+  constexpr int64_t ROW_PANELS = F::BLOCK == 1 ? 3 : 1;
+  int64_t panels = (args.n + PANEL - 1) / PANEL, bytes = F::panel_bytes(args.k);
+  parallel((panels + ROW_PANELS - 1) / ROW_PANELS, [&](int64_t item) {
+    float c[ROW_PANELS * PANEL];
+    int64_t first = item * ROW_PANELS, count = std::min<int64_t>(ROW_PANELS, panels - first);
+    const char* panel = args.weight + first * bytes;
+    if (count == ROW_PANELS)
+      row_tile<F, ROW_PANELS>(a, panel, bytes, args.k, c);
+    else
+      for (int64_t i = 0; i < count; i++)
+        row_tile<F, 1>(a, panel + i * bytes, 0, args.k, c + i * PANEL);
+    for (int64_t i = 0; i < count; i++) finish(c + i * PANEL, 1, (T*)args.y, args, 0, first + i);
+  });
+}
+
 template <class T>
 void linear(const Args& args) {
   Rows rows(args.m);
@@ -172,7 +206,9 @@ void linear(const Args& args) {
     a = packed;
   }
   with_format(args.format, [&](auto format) {
-    Product<decltype(format), T> product(args, a);
+    typedef decltype(format) F;
+    if (args.m == 1) return row_product<F, T>(args, a);
+    Product<F, T> product(args, a);
     parallel(product.items(), product);
   });
 }

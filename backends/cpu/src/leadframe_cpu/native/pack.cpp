@@ -77,7 +77,7 @@ template <class F, class T>
 void read_row(const RowArgs& args, int64_t row, T* out) {
   const char* panel = args.weight + row / PANEL * F::panel_bytes(args.k);
   int64_t lane = row % PANEL;
-  F::each(panel, 0, args.k, [&](int64_t k, const Lanes& w) {
+  F::template each<1>(panel, 0, 0, args.k, [&](int64_t k, const Lanes<1>& w) {
     float values[PANEL];
     for (int v = 0; v < PANEL_VECTORS; v++) store(values + v * W, w[v]);
     out[k] = from_float<T>(values[lane]);
