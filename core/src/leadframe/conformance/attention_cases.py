@@ -15,6 +15,7 @@ from leadframe.platform import (
     AttnParams,
     KVLayerSpec,
     KVSpec,
+    OpSpec,
     StepArrays,
     StepBatch,
     unpack,
@@ -57,6 +58,20 @@ class Shape:
     def params(self) -> AttnParams:
         """The constants of the layer."""
         return AttnParams.of(self.dim**-0.5, self.window, self.softcap)
+
+    @property
+    def op_spec(self) -> OpSpec:
+        """What attention is asked for this shape."""
+        return OpSpec(
+            "attention",
+            dtype=self.dtype,
+            kv_dtype=self.dtype,
+            head_dim=self.dim,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            block_size=self.block_size,
+            features=self.params.features,
+        )
 
 
 @dataclass(slots=True)
@@ -183,9 +198,10 @@ def prepare(kit: Kit, problem: Problem) -> tuple[dict[str, Any], KV, Problem]:
     return weights, kv, replace(problem, pool=pool, **rounded)
 
 
-def attention_step(kit: Kit, params: AttnParams) -> Any:
+def attention_step(kit: Kit, problem: Problem) -> Any:
     """The step of a problem: append, then attend."""
-    ops = kit.ops
+    params = problem.params
+    ops = kit.ops_for(replace(problem.shape.op_spec, features=params.features))
 
     def step(weights: Any, kv_d: KV, arrays: StepArrays) -> tuple[dict[str, Any], KV]:
         plan = ops.plan(arrays, params)
@@ -199,7 +215,7 @@ def attention_step(kit: Kit, params: AttnParams) -> Any:
 def solve(kit: Kit, problem: Problem, capture: bool = False) -> Outcome:
     """Runs a problem on the backend and on the oracle."""
     weights, kv, exact = prepare(kit, problem)
-    outputs, kv = kit.run(attention_step(kit, problem.params), problem.batch, weights, kv, capture)
+    outputs, kv = kit.run(attention_step(kit, problem), problem.batch, weights, kv, capture)
     pool = np.asarray(kit.backend.kv_read(kv[0], list(range(len(problem.pool)))))
     kit.backend.kv_free(kv)
     exact_out, exact_pool = expected(exact)

@@ -20,6 +20,7 @@ from leadframe.platform import (
     ConformanceNotes,
     KernelImpl,
     Ops,
+    OpSpec,
     OpTable,
     Plugin,
     StepBatch,
@@ -66,6 +67,7 @@ class Kit:
     options: tuple[str, ...] = ()
     probe_args: tuple[str, ...] = ()
     probe_report: dict[str, Any] = field(default_factory=dict)
+    _tables: dict[OpSpec, OpTable] = field(default_factory=dict)
 
     @cached_property
     def backend(self) -> Backend:
@@ -79,8 +81,18 @@ class Kit:
 
     @property
     def ops(self) -> Ops:
-        """The op table, typed."""
+        """The op table of a model that says nothing about its attention."""
         return cast(Ops, self.table)
+
+    def ops_for(self, spec: OpSpec) -> Ops:
+        """The op table of a model whose attention asks for `spec`."""
+        if not self.kernels:
+            return self.ops
+        if spec not in self._tables:
+            self._tables[spec] = build_op_table(
+                self.backend, [spec], self.kernels, platform=self.device
+            )
+        return cast(Ops, self._tables[spec])
 
     @property
     def rng(self) -> np.random.Generator:

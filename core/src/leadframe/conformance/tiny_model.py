@@ -24,6 +24,7 @@ from leadframe.platform import (
     KVLayerSpec,
     KVSpec,
     Ops,
+    OpSpec,
     StepArrays,
 )
 
@@ -179,9 +180,12 @@ class Driver:
 
     def _compiled(self, bucket: Bucket, batch: Any) -> CompiledStep:
         if bucket not in self.steps:
+            features = self.model.params.features
+            spec = OpSpec("attention", self.dtype, self.dtype, self.model.dim, features=features)
+            ops = self.kit.ops_for(spec)
 
             def step(w: Weights, kv_d: KV, arrays: StepArrays) -> tuple[dict[str, Any], KV]:
-                logits, kv = self.model.forward(self.kit.ops, w, kv_d, arrays)
+                logits, kv = self.model.forward(ops, w, kv_d, arrays)
                 return {"logits": logits}, kv
 
             self.steps[bucket] = self.kit.compile(step, batch, self.weights, self.kv, self.capture)

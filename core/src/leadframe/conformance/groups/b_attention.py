@@ -17,7 +17,6 @@ from leadframe.conformance.attention_cases import (
 from leadframe.conformance.batches import Padding
 from leadframe.conformance.case import Case
 from leadframe.conformance.kit import Kit
-from leadframe.platform import OpSpec
 
 PADDED = Padding(decodes=2, rows=2, tokens=5, blocks=3)
 MIXED = Shape(decodes=(33, 1, 70), chunks=((20, 20), (7, 39)), padding=PADDED)
@@ -35,20 +34,6 @@ LAYOUTS = {
 _EDGES = tuple(n * 16 + d for n in (1, 2, 4) for d in (-1, 0, 1))
 GROUPINGS = ((2, 2), (3, 1), (6, 2), (8, 2), (8, 1))
 HEAD_DIMS = (64, 80, 96, 128, 256)
-
-
-def spec_of(shape: Shape) -> OpSpec:
-    """What attention is asked for a shape."""
-    return OpSpec(
-        "attention",
-        dtype=shape.dtype,
-        kv_dtype=shape.dtype,
-        head_dim=shape.dim,
-        num_heads=shape.heads,
-        num_kv_heads=shape.kv_heads,
-        block_size=shape.block_size,
-        features=shape.params.features,
-    )
 
 
 def fit(kit: Kit, shape: Shape) -> Shape:
@@ -76,7 +61,7 @@ def not_claimed(kit: Kit, shape: Shape) -> str | None:
         return f"block size {shape.block_size} is not claimed"
     if shape.dtype not in caps.compute_dtypes or shape.dtype not in caps.kv_dtypes:
         return f"dtype {shape.dtype} is not claimed"
-    return caps.why_not(spec_of(shape))
+    return caps.why_not(shape.op_spec)
 
 
 def run_shape(kit: Kit, shape: Shape, poison: float = np.nan, capture: bool = False) -> None:

@@ -65,7 +65,7 @@ class Replay:
         self.blocks = blocks
         self.weights, kv, _ = prepare(kit, problem)
         kit.backend.kv_free(kv)
-        inner = attention_step(kit, problem.params)
+        inner = attention_step(kit, problem)
 
         def step(weights: Any, kv_d: KV, arrays: StepArrays) -> tuple[dict[str, Any], KV]:
             self.calls += 1
@@ -121,7 +121,7 @@ def _compile_is_harmless(kit: Kit) -> None:
     """`compile` writes no block but the null block."""
     problem = make_problem(fit(kit, LAYOUTS["mixed-padded"]), kit.rng, 5.0)
     weights, kv, exact = prepare(kit, problem)
-    step = attention_step(kit, problem.params)
+    step = attention_step(kit, problem)
     compiled = kit.compile(step, problem.batch, weights, kv, capture=True)
     ids = list(range(1, len(problem.pool)))
     pool = np.asarray(kit.backend.kv_read(kv[0], ids)).astype(np.float64)
@@ -181,7 +181,7 @@ def _honest_bytes(kit: Kit) -> None:
     problem = make_problem(fit(kit, _DECODE), kit.rng)
     replay = Replay(kit, problem)
     before = kit.backend.memory().used
-    step = attention_step(kit, problem.params)
+    step = attention_step(kit, problem)
     compiled = kit.compile(step, problem.batch, replay.weights, replay.kv, capture=True)
     _, replay.kv = compiled.run(problem.batch, replay.kv)
     delta = kit.backend.memory().used - before

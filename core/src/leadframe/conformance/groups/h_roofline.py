@@ -100,7 +100,7 @@ def step_overhead(kit: Kit) -> float:
 def _attention(kit: Kit, shape: Shape) -> float:
     problem = make_problem(fit(kit, shape), np.random.default_rng(0), 0.0)
     weights, kv, _ = prepare(kit, problem)
-    inner = attention_step(kit, problem.params)
+    inner = attention_step(kit, problem)
 
     def step(w: Any, kv_d: KV, arrays: StepArrays) -> tuple[dict[str, Any], KV]:
         outputs, kv_out = inner(w, kv_d, arrays)

@@ -8,7 +8,7 @@ from typing import Any
 
 from leadframe.conformance.attention_cases import Shape
 from leadframe.conformance.case import Case, matches
-from leadframe.conformance.groups.b_attention import fit, spec_of
+from leadframe.conformance.groups.b_attention import fit
 from leadframe.conformance.kit import Kit
 from leadframe.errors import LeadframeError
 from leadframe.platform import OP_NAMES, KVLayerSpec, KVSpec, OpSpec
@@ -31,7 +31,7 @@ def _accepted(kit: Kit, what: str, spec: OpSpec) -> None:
 
 
 def _base(kit: Kit) -> OpSpec:
-    return spec_of(fit(kit, Shape()))
+    return fit(kit, Shape()).op_spec
 
 
 def _features(kit: Kit) -> None:

@@ -1,0 +1,1 @@
+"""Example: one kernel for someone else's Leadframe platform."""

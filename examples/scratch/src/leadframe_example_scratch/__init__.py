@@ -1,0 +1,1 @@
+"""The platform `scratch` for Leadframe."""

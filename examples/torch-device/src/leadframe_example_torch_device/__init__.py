@@ -1,0 +1,1 @@
+"""Example: a torch device as a Leadframe platform."""
