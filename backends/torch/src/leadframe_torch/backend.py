@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from leadframe.errors import ContractViolation, DeviceOOM
+from leadframe.errors import ContractViolation, DeviceOOM, Unsupported
 from leadframe.platform.backend import (
     KV,
     Array,
@@ -154,6 +154,9 @@ class TorchBackend:
 
     def kv_alloc(self, spec: KVSpec, num_blocks: int) -> KV:
         """Allocates zeroed blocks."""
+        if spec.dtype not in self.caps.kv_dtypes:
+            offered = ", ".join(self.caps.kv_dtypes)
+            raise Unsupported("kv_alloc", spec, f"KV dtype {spec.dtype} is none of {offered}")
         needed, free = self.kv_block_bytes(spec) * num_blocks, self.memory().free
         if needed > free:
             raise DeviceOOM(needed, free, "kv")
