@@ -69,11 +69,15 @@ struct Item {  // queries that are computed together
   int32_t row, kv_head, first_token, num_tokens, first_head, num_heads;
 };
 
-// acc[R][N vectors] += a[R][count] * b[count][N vectors]; a row of `a` is CHUNK apart.
+// acc[R][N vectors] += a[R][count] * b[count][N vectors]. Meanwhile the same part of `ahead`, if
+// not null, is asked for: the next block may be anywhere, and no hardware foresees where.
 template <int R, int N, class C>
 LF_INLINE void accumulate(const float* a, int64_t a_stride, int64_t a_step, const C* b,
-                          int64_t b_stride, int64_t count, vf (&acc)[R][N]) {
+                          int64_t b_stride, int64_t count, const C* ahead, vf (&acc)[R][N]) {
   for (int64_t i = 0; i < count; i++) {
+    if (ahead)
+      for (int at = 0; at < N * W; at += 64 / (int)sizeof(C))
+        __builtin_prefetch(ahead + i * b_stride + at, 0, 2);
     vf w[N];
     LF_UNROLL
     for (int n = 0; n < N; n++) w[n] = load(b + i * b_stride + n * W);
@@ -97,9 +101,10 @@ class Attention {
 
   void run() {
     clear_padding();
-    parallel((int64_t)items_.size(), [this](int64_t i) {
+    int64_t count = (int64_t)items_.size();
+    parallel(count, [this, count](int64_t i) {
       const Item& item = items_[i];
-      dispatch<MAX_ROWS>(item, item.num_tokens * item.num_heads);
+      dispatch<MAX_ROWS>(item, items_[i + 1 < count ? i + 1 : i], item.num_tokens * item.num_heads);
     });
   }
 
@@ -134,10 +139,10 @@ class Attention {
   static constexpr int smaller(int rows) { return rows > 8 ? 8 : (rows > 4 ? rows - 2 : rows - 1); }
 
   template <int R>
-  void dispatch(const Item& item, int rows) {
+  void dispatch(const Item& item, const Item& next, int rows) {
     if constexpr (R > 1)
-      if (rows <= smaller(R)) return dispatch<smaller(R)>(item, rows);
-    attend<R>(item, rows);
+      if (rows <= smaller(R)) return dispatch<smaller(R)>(item, next, rows);
+    attend<R>(item, next, rows);
   }
 
   // Rows are (token, head) pairs, head last.
@@ -145,9 +150,10 @@ class Attention {
     int64_t first, end;
   };
 
-  // Of R rows, `rows` are live; the others are zeros that see nothing.
+  // Of R rows, `rows` are live; the others are zeros that see nothing. `next` is what this thread
+  // will probably do after this.
   template <int R>
-  void attend(const Item& item, int rows) {
+  void attend(const Item& item, const Item& next, int rows) {
     int64_t dim = args_.dim, width = layout_.values;
     float* queries = scratch(WORK, R * (dim + CHUNK + width));
     float* scores = queries + R * dim;
@@ -167,20 +173,18 @@ class Attention {
     float best[R];
     vf total[R];
     for (int r = 0; r < R; r++) best[r] = NEGATIVE, total[r] = vf{};
-    const C* heads[GROUPS];
-    const C* next_heads[GROUPS];
+    const C *heads[GROUPS], *ahead[GROUPS];
     int64_t begin = first / CHUNK * CHUNK;
-    int64_t next_live = find_groups(item, begin, std::min(end, begin + CHUNK), next_heads);
+    find_groups(item, begin, end, ahead);
     for (int64_t start = begin; start < end; start += CHUNK) {
-      int64_t live = next_live;
-      std::copy_n(next_heads, live, heads);
-      next_live = find_groups(item, start + CHUNK, std::min(end, start + 2 * CHUNK), next_heads);
-      for (int64_t g = 0; g < next_live; g++) fetch(next_heads[g]);
-      score<R>(queries, heads, live, scores);
+      int64_t live = std::min<int64_t>(GROUPS, (end - start + GROUP - 1) / GROUP);
+      std::copy_n(ahead, GROUPS, heads);
+      start + CHUNK < end ? find_groups(item, start + CHUNK, end, ahead) : find_first(next, ahead);
+      score<R>(queries, heads, ahead, live, scores);
       for (int r = 0; r < R; r++)
         soften(scores + r * CHUNK, start, live, sight[r], best[r], total[r], out + r * width);
       int64_t skip = std::max<int64_t>(0, first - start);
-      weigh<R>(scores, heads, start, skip, std::min(end, start + CHUNK) - start, out);
+      weigh<R>(scores, heads, ahead, start, skip, std::min(end, start + CHUNK) - start, out);
     }
     for (int r = 0; r < rows; r++) finish(item, r, sum(total[r]), out + r * width);
   }
@@ -202,31 +206,29 @@ class Attention {
     return {args_.window > 0 ? std::max<int64_t>(0, end - args_.window) : 0, end};
   }
 
-  // Points at the KV head's part of the block of each group of keys in [start, end).
-  int64_t find_groups(const Item& item, int64_t start, int64_t end, const C** heads) const {
+  // Points at the KV head's part of the block of each group of keys in [start, end), up to a chunk.
+  void find_groups(const Item& item, int64_t start, int64_t end, const C** heads) const {
     const int32_t* table = args_.block_table + item.row * args_.table_width;
-    int64_t live = (end - start + GROUP - 1) / GROUP;
-    for (int64_t g = 0; g < live; g++) {
+    for (int64_t g = 0; g < GROUPS; g++) {
       int64_t key = start + g * GROUP;
-      heads[g] = (const C*)args_.kv + table[key / args_.block] * layout_.block_size +
-                 item.kv_head * layout_.head_size + key % args_.block;
+      heads[g] = nullptr;
+      if (key < end)
+        heads[g] = (const C*)args_.kv + table[key / args_.block] * layout_.block_size +
+                   item.kv_head * layout_.head_size + key % args_.block;
     }
-    return live;
   }
 
-  // Asks for a group's keys and values early: the next block may be anywhere.
-  void fetch(const C* head) const {
-    if (args_.block != GROUP) return;  // larger blocks stream by themselves
-    const char* p = (const char*)head;
-    int64_t bytes = (args_.dim + layout_.values) * GROUP * (int64_t)sizeof(C);
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+  void find_first(const Item& item, const C** heads) const {
+    Sight sight = see(item, item.first_token);
+    find_groups(item, sight.first / CHUNK * CHUNK, sight.end, heads);
   }
 
   template <int R>
-  void score(const float* queries, const C* const* heads, int64_t live, float* scores) const {
+  void score(const float* queries, const C* const* heads, const C* const* ahead, int64_t live,
+             float* scores) const {
     for (int64_t g = 0; g < live; g++) {
       vf acc[R][GV] = {};
-      accumulate<R, GV>(queries, 1, R, heads[g], args_.block, args_.dim, acc);
+      accumulate<R, GV>(queries, 1, R, heads[g], args_.block, args_.dim, ahead[g], acc);
       LF_UNROLL
       for (int r = 0; r < R; r++)
         LF_UNROLL
@@ -271,19 +273,19 @@ class Attention {
 
   // out[R][dim] += weights[R][keys skip to count] * values.
   template <int R>
-  void weigh(const float* weights, const C* const* heads, int64_t start, int64_t skip, int64_t count,
-             float* out) const {
+  void weigh(const float* weights, const C* const* heads, const C* const* ahead, int64_t start,
+             int64_t skip, int64_t count, float* out) const {
     constexpr int N = R * 4 <= 24 && W == 16 ? 4 : (R <= 6 || W == 16 ? 2 : 1);
     int64_t d = 0;
     for (; d + N * W <= layout_.values; d += N * W)
-      weigh_slice<R, N>(weights, heads, start, skip, count, d, out);
+      weigh_slice<R, N>(weights, heads, ahead, start, skip, count, d, out);
     for (; d < layout_.values; d += W)
-      weigh_slice<R, 1>(weights, heads, start, skip, count, d, out);
+      weigh_slice<R, 1>(weights, heads, ahead, start, skip, count, d, out);
   }
 
   template <int R, int N>
-  void weigh_slice(const float* weights, const C* const* heads, int64_t start, int64_t skip,
-                   int64_t count, int64_t d, float* out) const {
+  void weigh_slice(const float* weights, const C* const* heads, const C* const* ahead,
+                   int64_t start, int64_t skip, int64_t count, int64_t d, float* out) const {
     vf acc[R][N];
     LF_UNROLL
     for (int r = 0; r < R; r++)
@@ -292,9 +294,10 @@ class Attention {
     for (int64_t g = skip / GROUP; g * GROUP < count; g++) {
       int64_t from = std::max(skip, g * GROUP), to = std::min(count, (g + 1) * GROUP);
       int64_t offset = (start + g * GROUP) % args_.block;  // heads[g] points at this key
-      const C* values = heads[g] - offset + args_.dim * args_.block +
-                        (offset + from - g * GROUP) * layout_.values + d;
-      accumulate<R, N>(weights + from, CHUNK, 1, values, layout_.values, to - from, acc);
+      int64_t at = args_.dim * args_.block + (from - g * GROUP) * layout_.values + d;
+      const C* values = heads[g] + offset * (layout_.values - 1) + at;
+      const C* next = ahead[g] && args_.block == GROUP ? ahead[g] + at : nullptr;
+      accumulate<R, N>(weights + from, CHUNK, 1, values, layout_.values, to - from, next, acc);
     }
     LF_UNROLL
     for (int r = 0; r < R; r++)
