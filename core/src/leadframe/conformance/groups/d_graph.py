@@ -131,7 +131,10 @@ def _compile_is_harmless(kit: Kit) -> None:
 
 
 def _no_recompile(kit: Kit) -> None:
-    """A static backend traces a step while it compiles, and never when it runs."""
+    """A static backend traces a step while it compiles, and never when it runs.
+
+    Any other calls it at most once a run; a step is pure, so it may also be repeated without.
+    """
     problem = make_problem(fit(kit, _DECODE), kit.rng)
     replay = Replay(kit, problem)
     replay.run(problem)
@@ -144,7 +147,7 @@ def _no_recompile(kit: Kit) -> None:
     if kit.is_static:
         kit.check(grown == 0, f"the step was traced {grown} more times in 4 runs")
     else:
-        kit.check(grown == 4, f"a step without a graph was called {grown} times in 4 runs")
+        kit.check(grown <= 4, f"a step without a graph was called {grown} times in 4 runs")
 
 
 def _many_replays(kit: Kit, count: int) -> None:
