@@ -1,1 +1,85 @@
-"""Plugin entry point."""
+"""The hooks of the TPU platform. Listing devices imports no array library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leadframe.platform.backend import Backend
+from leadframe.platform.hookspecs import hookimpl
+from leadframe.platform.info import (
+    ConformanceNotes,
+    Detection,
+    Device,
+    Limits,
+    OptionSpec,
+    PlatformInfo,
+)
+from leadframe_tpu.detect import detect, has_chips
+
+
+@hookimpl
+def platform_info() -> PlatformInfo:
+    """Says what this plugin is.
+
+    Without a TPU all that is left is the interpreter, which `auto` must not choose.
+    """
+    return PlatformInfo(
+        name="tpu",
+        summary="Google TPUs, through JAX and Pallas",
+        contract=(1, 0),
+        min_contract=(1, 0),
+        distribution="leadframe-tpu",
+        version="0.1.0",
+        kind="accelerator" if has_chips() else "test",
+    )
+
+
+@hookimpl
+def platform_detect(env: Mapping[str, str]) -> Detection:
+    """Looks at the PCI bus."""
+    return detect(env)
+
+
+@hookimpl
+def platform_options() -> Sequence[OptionSpec]:
+    """Lists the options."""
+    return (
+        OptionSpec(
+            "target",
+            str,
+            "chip",
+            "interpreter runs the TPU's kernels on the host, slowly, and proves their results",
+            ("chip", "interpreter"),
+        ),
+        OptionSpec(
+            "compile_cache",
+            str,
+            "auto",
+            "folder that keeps compiled steps, or off; auto is ~/.cache/leadframe/tpu on chips",
+        ),
+        OptionSpec(
+            "memory_bytes", _size, None, "what interpreted devices pretend to have; default host's"
+        ),
+    )
+
+
+def _size(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("it must be a positive number of bytes")
+    return value
+
+
+@hookimpl
+def platform_create(device: Device, options: Mapping[str, Any], limits: Limits) -> Backend:
+    """Builds the backend; JAX is imported here and nowhere else."""
+    from leadframe_tpu.create import create_backend
+
+    return create_backend(device, options, limits)
+
+
+@hookimpl
+def platform_conformance() -> ConformanceNotes:
+    """Nothing is known not to work."""
+    return ConformanceNotes()

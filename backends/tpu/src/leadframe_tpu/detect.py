@@ -1,0 +1,111 @@
+"""Finds TPUs without importing JAX: from the PCI bus, device files and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from leadframe.platform.info import Detection, Device
+
+INTERPRETER: Final = "interpreter"
+"""`Device.arch` of the host when it interprets kernels."""
+
+_GOOGLE: Final = "0x1ae0"
+_GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class _Chip:
+    """One generation: its name and the memory of one of its devices."""
+
+    arch: str
+    memory_bytes: int
+
+
+_GENERATIONS: Final = {
+    "0x0027": _Chip("v3", 32 * _GIB),
+    "0x005e": _Chip("v4", 32 * _GIB),
+    "0x0062": _Chip("v5p", 95 * _GIB),
+    "0x0063": _Chip("v5e", 16 * _GIB),
+    "0x006f": _Chip("v6e", 32 * _GIB),
+    "0x0076": _Chip("tpu7x", 192 * _GIB),
+}
+"""PCI device id → chip. Source: jax/_src/hardware_utils.py, ids only."""
+
+
+def detect(env: Mapping[str, str], root: Path = Path("/")) -> Detection:
+    """Lists the TPU chips that this process could open.
+
+    Args:
+      env: the process environment.
+      root: where `/sys` and `/dev` are.
+    """
+    if find_spec("jax") is None:
+        return Detection((), "jax is not installed; run: pip install 'leadframe-tpu[tpu]'")
+    chips = _chips(root)
+    why_absent = _why_absent(env, root, chips)
+    if why_absent is None:
+        devices = tuple(
+            Device(index, f"TPU {chip.arch}", chip.memory_bytes, chip.arch)
+            for index, chip in enumerate(chips)
+        )
+        return Detection(devices, f"{len(chips)} TPU {chips[0].arch} on the PCI bus")
+    host = Device(0, "Pallas interpreter on the host", arch=INTERPRETER)
+    return Detection(
+        (host,), f"no TPU: {why_absent}; -o target=interpreter runs its kernels on the host"
+    )
+
+
+def has_chips(root: Path = Path("/")) -> bool:
+    """Whether this machine has a TPU on its bus."""
+    return bool(_chips(root))
+
+
+def _why_absent(env: Mapping[str, str], root: Path, chips: list[_Chip]) -> str | None:
+    """Says in one line why no TPU can be used; None if one can."""
+    if not chips:
+        hint = _environment_hint(env)
+        return f"no TPU on the PCI bus{hint}"
+    if not _has_device_file(root):
+        return (
+            f"{len(chips)} TPU {chips[0].arch} on the PCI bus, but neither /dev/accel* nor "
+            "/dev/vfio/* can be seen; pass the devices into the container"
+        )
+    if find_spec("libtpu") is None and not env.get("TPU_LIBRARY_PATH"):
+        return "libtpu is not installed; run: pip install 'leadframe-tpu[tpu]'"
+    platforms = env.get("JAX_PLATFORMS", "")
+    if platforms and "tpu" not in platforms.split(","):
+        return f"JAX_PLATFORMS is {platforms!r}, which hides the TPU; unset it"
+    return None
+
+
+def _environment_hint(env: Mapping[str, str]) -> str:
+    """Names what claims that this is a TPU host."""
+    named = sorted(name for name in env if name.startswith(("TPU_ACCELERATOR", "TPU_WORKER")))
+    return f", although {named[0]} is set" if named else ""
+
+
+def _chips(root: Path) -> list[_Chip]:
+    found = []
+    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
+        if _text(folder / "vendor") == _GOOGLE:
+            chip = _GENERATIONS.get(_text(folder / "device"))
+            if chip is not None:
+                found.append(chip)
+    return found
+
+
+def _has_device_file(root: Path) -> bool:
+    names = [path.name for path in (root / "dev").glob("accel*")]
+    groups = [path.name for path in (root / "dev/vfio").glob("*")]
+    return any(name[5:].isdigit() for name in names) or any(g.isdigit() for g in groups)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

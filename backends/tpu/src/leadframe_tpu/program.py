@@ -1,0 +1,170 @@
+"""One step as a program: lowered for a bucket, compiled ahead of time, run with donated KV."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from leadframe.platform.backend import KV, Array, StepFunction
+from leadframe.platform.batch import Bucket, StepBatch, packed_sizes, unpack
+from leadframe_tpu.cache import is_cache_used, watch_cache
+from leadframe_tpu.failures import device_errors
+from leadframe_tpu.kernels.layout import KVBlocks
+from leadframe_tpu.ranks import KV_SPEC, Ranks
+
+_NOTHING = PartitionSpec()
+
+
+def lower_step(
+    step: StepFunction,
+    bucket: Bucket,
+    weights: Mapping[str, Any],
+    kv: Sequence[KVBlocks],
+    ranks: Ranks,
+) -> jax.stages.Lowered:
+    """Traces a step for a bucket and lowers it for the devices of the ranks.
+
+    Args:
+      step: the pure function.
+      bucket: its static sizes.
+      weights: arrays, or `jax.ShapeDtypeStruct`s with shardings where there is no device.
+      kv: the same, one entry a layer; donated.
+      ranks: the devices.
+    """
+    num_ints, num_floats = packed_sizes(bucket)
+
+    def run(
+        weights: Mapping[str, Array], kv_d: KV, ints: jax.Array, floats: jax.Array
+    ) -> tuple[dict[str, Array], KV]:
+        return step(weights, kv_d, unpack(bucket, ints, floats))
+
+    if ranks.count > 1:
+        own = {name: _spec(array) for name, array in weights.items()}
+        run = jax.shard_map(
+            run,
+            mesh=ranks.mesh,
+            in_specs=(own, KV_SPEC, _NOTHING, _NOTHING),
+            out_specs=(_NOTHING, KV_SPEC),
+            check_vma=False,  # logits leave replicated, which the checker cannot see
+        )
+    inputs = [
+        jax.ShapeDtypeStruct((size,), dtype, sharding=ranks.replicated)
+        for size, dtype in ((num_ints, jnp.int32), (num_floats, jnp.float32))
+    ]
+    with jax.set_mesh(ranks.mesh):  # kernels ask it what kind of chip they are compiled for
+        return jax.jit(run, donate_argnums=(1,)).lower(dict(weights), list(kv), *inputs)
+
+
+def _spec(array: Any) -> PartitionSpec:
+    sharding = array.sharding
+    return sharding.spec if isinstance(sharding, NamedSharding) else _NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramMemory:
+    """What a compiled program needs on each device, in bytes.
+
+    Attributes:
+      code: the program itself, held as long as it lives.
+      scratch: temporaries and outputs, held while it runs.
+      arguments: weights, KV and inputs.
+      donated: the part of the arguments that the outputs reuse.
+    """
+
+    code: int
+    scratch: int
+    arguments: int
+    donated: int
+
+    @staticmethod
+    def of(compiled: jax.stages.Compiled) -> ProgramMemory:
+        """Reads it from the compiler."""
+        stats: Any = compiled.memory_analysis()
+        alias = stats.alias_size_in_bytes
+        return ProgramMemory(
+            code=stats.generated_code_size_in_bytes,
+            scratch=stats.temp_size_in_bytes + stats.output_size_in_bytes - alias,
+            arguments=stats.argument_size_in_bytes,
+            donated=alias,
+        )
+
+    @property
+    def total(self) -> int:
+        """Everything that must fit while it runs."""
+        return self.code + self.scratch + self.arguments
+
+
+@dataclass(slots=True)
+class Program:
+    """A compiled program and how it came about."""
+
+    compiled: jax.stages.Compiled
+    memory: ProgramMemory
+    seconds: float
+    cache_hit: bool | None
+
+
+def compile_step(
+    step: StepFunction,
+    bucket: Bucket,
+    weights: Mapping[str, Any],
+    kv: Sequence[KVBlocks],
+    ranks: Ranks,
+    options: Mapping[str, Any] | None = None,
+) -> Program:
+    """Lowers and compiles a step."""
+    start = time.perf_counter()
+    with watch_cache() as watch:
+        lowered = lower_step(step, bucket, weights, kv, ranks)
+        compiled = lowered.compile(compiler_options=dict(options) if options else None)
+    hit = watch.hits > 0 if is_cache_used() else None
+    return Program(compiled, ProgramMemory.of(compiled), time.perf_counter() - start, hit)
+
+
+class TpuStep:
+    """A compiled step with its weights. It satisfies `leadframe.platform.CompiledStep`.
+
+    Attributes:
+      bytes: device memory that it adds to the steps made before it.
+      compile_seconds: tracing, lowering and compiling.
+      capture_seconds: 0: nothing is captured.
+      cache_hit: whether the cache on disk served the compilation; None without one.
+    """
+
+    capture_seconds = 0.0
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Array],
+        ranks: Ranks,
+        size: int,
+        free: Callable[[], int],
+    ) -> None:
+        self.bytes = size
+        self.compile_seconds = program.seconds
+        self.cache_hit = program.cache_hit
+        self._compiled: jax.stages.Compiled | None = program.compiled
+        self._weights, self._ranks, self._free = dict(weights), ranks, free
+
+    def run(self, batch: StepBatch, kv_d: KV) -> tuple[dict[str, Array], KV]:
+        """Uploads the batch, starts the step, and returns what it will produce."""
+        assert self._compiled is not None, "the step is closed"
+        # Copied: the caller fills its buffers again while the transfer may be under way.
+        host = (np.array(batch.ints), np.array(batch.floats))
+        with device_errors("step", 0, self._free):
+            inputs = jax.device_put(host, self._ranks.replicated)
+            outputs, kv = self._compiled(self._weights, list(kv_d), *inputs)
+        return outputs, kv
+
+    def close(self) -> None:
+        """Drops the program and the weights."""
+        self._compiled = None
+        self._weights = {}

@@ -1,0 +1,18 @@
+"""Fixtures of the TPU tests. Nothing here needs a TPU: kernels are interpreted on the host."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import pytest
+
+from leadframe.conformance.kit import Kit
+from leadframe.conformance.open_kit import open_kit
+
+
+@pytest.fixture(scope="session")
+def kit() -> Kit:
+    """The conformance kit over interpreted kernels: problems, and their float64 oracle."""
+    return open_kit("tpu", ["target=interpreter"])
