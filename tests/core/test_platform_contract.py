@@ -45,6 +45,7 @@ DATA = (
     "Partition",
     "KVLayerSpec",
     "KVSpec",
+    "WeightBlocks",
 )
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,13 +21,43 @@ from leadframe.platform.reference.backend import ReferenceBackend
 
 _COUNT = 10
 _LENGTHS = (37, 5, 20, 16, 1)
-_LIMITS: dict[str, Any] = {
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 48,
-    "max_model_len": 96,
-    "num_blocks_override": 40,
-}
+if TYPE_CHECKING:
+    from leadframe.config import EngineConfig
+
 Tokens = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a case varies; the defaults are the run that it is compared with."""
+
+    dtype: str = "float32"
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 48
+    num_blocks: int = 40
+    block_size: int | None = None
+    prefix_caching: bool = True
+    eager: bool = False
+
+    def config(self, model: str) -> EngineConfig:
+        """Builds the engine's configuration."""
+        from leadframe.config import CacheConfig, DeviceConfig, EngineConfig, SchedulerConfig
+
+        return EngineConfig(
+            model=model,
+            dtype=self.dtype,
+            max_model_len=96,
+            scheduler=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+            ),
+            cache=CacheConfig(
+                block_size=self.block_size,
+                enable_prefix_caching=self.prefix_caching,
+                num_blocks_override=self.num_blocks,
+            ),
+            device=DeviceConfig(enforce_eager=self.eager),
+        )
 
 
 def _prompts(kit: Kit) -> Tokens:
@@ -39,27 +70,25 @@ def _head_dim(kit: Kit) -> int:
     return 64 if dims is None else min(dims, key=lambda have: abs(have - 64))
 
 
-def generate(kit: Kit, backend: Backend, sampled: bool = False, **settings: Any) -> Tokens:
+def generate(kit: Kit, backend: Backend, settings: Settings) -> Tokens:
     """Runs every prompt through an engine; returns the tokens of each.
+
+    Half of the requests draw, the others take the argmax.
 
     Args:
       kit: gives the seed and the head dim.
       backend: runs the model; the engine closes it.
-      sampled: half of the requests draw instead of taking the argmax.
-      **settings: as `leadframe.llm.engine_config` takes them.
+      settings: how the engine is set up.
     """
     from leadframe.engine import Engine
-    from leadframe.llm import engine_config
     from leadframe.sampling_params import SamplingParams
 
     with tempfile.TemporaryDirectory() as folder:
         path = write_checkpoint(Path(folder), _head_dim(kit), kit.seed)
-        engine = Engine.from_config(
-            engine_config(str(path), **(_LIMITS | settings)), backend=backend
-        )
+        engine = Engine.from_config(settings.config(str(path)), backend=backend)
     tokens: Tokens = []
     for i, prompt in enumerate(_prompts(kit)):
-        is_drawn = sampled and i % 2 == 0
+        is_drawn = i % 2 == 0
         params = SamplingParams(
             temperature=0.8 if is_drawn else 0.0,
             top_p=0.9 if is_drawn else 1.0,
@@ -87,42 +116,35 @@ def _same(kit: Kit, what: str, got: Tokens, want: Tokens) -> None:
 
 def _against_reference(kit: Kit) -> None:
     """The same tokens as the NumPy backend's, when both compute in float32."""
-    want = generate(kit, ReferenceBackend(), sampled=True, dtype="float32", block_size=16)
-    _same(kit, "against the reference", generate(kit, kit.open(), True, dtype="float32"), want)
+    want = generate(kit, ReferenceBackend(), Settings())
+    _same(kit, "against the reference", generate(kit, kit.open(), Settings()), want)
 
 
-def _variants(kit: Kit) -> dict[str, dict[str, Any]]:
-    size = kit.backend.caps.block_sizes[0]
-    fewest = 1 + -(-96 // size)
+def _variants(kit: Kit) -> dict[str, Settings]:
+    fewest = 1 + -(-96 // kit.backend.caps.block_sizes[0])
     return {
-        "chunks": {"max_num_batched_tokens": 8},
-        "one-at-a-time": {"max_num_seqs": 1},
-        "few-blocks": {"num_blocks_override": fewest + 1, "max_model_len": 96},
-        "no-prefix-cache": {"enable_prefix_caching": False},
-        "eager": {"enforce_eager": True},
+        "chunks": Settings(max_num_batched_tokens=8),
+        "one-at-a-time": Settings(max_num_seqs=1),
+        "few-blocks": Settings(num_blocks=fewest + 1),
+        "no-prefix-cache": Settings(prefix_caching=False),
+        "eager": Settings(eager=True),
     }
 
 
 def _schedule(name: str) -> Callable[[Kit], None]:
     def run(kit: Kit) -> None:
-        dtype = _dtype(kit)
-        want = generate(kit, kit.open(), True, dtype=dtype)
-        got = generate(kit, kit.open(), True, dtype=dtype, **_variants(kit)[name])
+        want = generate(kit, kit.open(), Settings())
+        got = generate(kit, kit.open(), _variants(kit)[name])
         _same(kit, name, got, want)
 
     return run
 
 
-def _dtype(kit: Kit) -> str:
-    """float32 where there is one: in 8 bits of mantissa, near-ties are common."""
-    caps = kit.backend.caps
-    both = [d for d in caps.compute_dtypes if d in caps.kv_dtypes]
-    return "float32" if "float32" in both else both[0]
-
-
 def _needs_float32(kit: Kit) -> str | None:
-    is_float32 = _dtype(kit) == "float32"
-    return None if is_float32 else "dtype float32 is not claimed"
+    """In 8 bits of mantissa near-ties are common, and equal tokens no fair demand."""
+    caps = kit.backend.caps
+    has_it = "float32" in caps.compute_dtypes and "float32" in caps.kv_dtypes
+    return None if has_it else "dtype float32 is not claimed"
 
 
 _NAMES: Sequence[str] = ("chunks", "one-at-a-time", "few-blocks", "no-prefix-cache", "eager")
