@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from leadframe.models import open_checkpoint
+from leadframe.models.hf_config import read_hf_config
 
 CASES = {
     "llama": ("Llama", {}),
@@ -82,6 +83,14 @@ def test_window_of_four_sees_four_keys_in_every_chunking(harness, tmp_path, chun
     sizes = [chunk] * (11 // chunk) + [11 % chunk] * (11 % chunk > 0)
     got = harness.Loaded(open_checkpoint(tmp_path)).logits(ids, sizes)
     np.testing.assert_allclose(got, harness.hf_logits(model, ids), atol=3e-5)
+
+
+@pytest.mark.parametrize(("window", "kept"), [(63, 63), (64, None), (4096, None)])
+def test_a_window_as_wide_as_the_context_is_none(harness, tmp_path, window, kept):
+    """A backend without windows can serve such a model."""
+    harness.tiny("Mistral", sliding_window=window).save_pretrained(tmp_path)
+    spec = read_hf_config(tmp_path).spec
+    assert {layer.attn.window for layer in spec.layers} == {kept}
 
 
 def test_head_dim_is_the_configs_not_hidden_over_heads(harness, tmp_path):

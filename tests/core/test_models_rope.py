@@ -32,7 +32,8 @@ KINDS = {
     "yarn": {"factor": 4.0},
     "yarn-attention-factor": {"factor": 4.0, "attention_factor": 0.7},
     "yarn-mscale": {"factor": 4.0, "mscale": 0.8, "mscale_all_dim": 0.5},
-    "yarn-betas": {"factor": 4.0, "beta_fast": 4.0, "beta_slow": 2.0},
+    "yarn-betas": {"factor": 4.0, "beta_fast": 1.5, "beta_slow": 0.5},
+    "yarn-step": {"factor": 4.0, "beta_fast": 1.5, "beta_slow": 1.5, "truncate": False},
     "yarn-untruncated": {"factor": 4.0, "truncate": False},
     "longrope": {"short_factor": FACTORS[0], "long_factor": FACTORS[1]},
     "longrope-attention-factor": {

@@ -116,6 +116,21 @@ def test_llama_3_files_that_do_not_say_start_with_the_first_token(tmp_path, trai
     assert tokenizer.encode("x")[0] != 0
 
 
+@pytest.mark.parametrize(("pre", "whole"), [("llama-bpe", True), ("gpt-2", False)])
+def test_a_word_that_no_merge_makes_is_a_token_for_llama_3_only(tmp_path, trained, pre, whole):
+    tokens, merges = trained
+    fields = {"tokenizer_pre": pre, "token_merges": merges, "add_bos_token": False}
+    path = write(tmp_path / "x.gguf", "llama", "gpt2", [*tokens, "qzqz"], **fields)
+    assert (load_tokenizer(path).encode("qzqz") == [len(tokens)]) == whole
+
+
+def test_digits_never_merge_where_they_are_split_off(tmp_path, trained):
+    tokens, merges = trained
+    fields = {"token_merges": [*merges, "1 2"], "tokenizer_pre": "smollm"}
+    path = write(tmp_path / "x.gguf", "llama", "gpt2", [*tokens, "12"], **fields)
+    assert len(load_tokenizer(path).encode("12")) == 2
+
+
 def test_user_defined_tokens_stay_whole_and_are_text(tmp_path, trained):
     tokens, merges = trained
     kinds = [3] * 3 + [1] * (len(tokens) - 3) + [4]
@@ -155,7 +170,9 @@ def test_sentence_piece_of_llama(tmp_path, fields):
 
 
 def test_sentence_piece_of_gemma(tmp_path):
-    path = sentence_piece(tmp_path / "x.gguf", "gemma3", spaces="  ", add_bos_token=True)
+    misleading = [float(i * 7 % 11) for i in range(259 + len(SPM_WORDS))]
+    fields = {"add_bos_token": True, "token_scores": misleading}
+    path = sentence_piece(tmp_path / "x.gguf", "gemma3", spaces="  ", **fields)
     tokenizer = same(path, SPM_TEXTS)
     assert tokenizer.decode(tokenizer.encode("  Hello")) == "  Hello"
 
