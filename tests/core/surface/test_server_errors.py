@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from leadframe.server import schema
+
 
 @pytest.fixture(autouse=True)
 def _still_serves(world):
@@ -162,6 +164,15 @@ def test_bodies_that_are_not_an_object(world, error_of, content):
     error_of(world.http.post("/v1/completions", content=content), 400)
 
 
+SHARED_FIELDS = sorted(schema.CompletionBody.model_fields)
+
+
+def test_many_errors_are_summed_up(world, error_of):
+    error = error_of(world.post("/v1/completions", {name: [[]] for name in SHARED_FIELDS}))
+    assert error["message"].count(";") == 5
+    assert "more errors" in error["message"]
+
+
 def test_errors_do_not_amplify(world, error_of, caplog):
     bodies = [
         {"prompt": [["a"] * 1000]},
@@ -171,6 +182,7 @@ def test_errors_do_not_amplify(world, error_of, caplog):
         {"prompt": "a", **{f"field{i}" * 20: {"deep": [1] * 50} for i in range(200)}},
         {"prompt": "a", "temperature": "secret-text" * 2000},
         {"prompt": "a", "model": "m" * 100_000},
+        {name: ["secret-text"] for name in SHARED_FIELDS},
     ]
     with caplog.at_level(logging.DEBUG):
         for body in bodies:

@@ -10,6 +10,7 @@ import pytest
 
 from leadframe.errors import ConfigError, DeviceLost
 from leadframe.server.lifecycle import bind
+from leadframe.server.schema import CompletionBody
 from leadframe.server.settings import ServerConfig
 
 
@@ -180,25 +181,42 @@ def test_settings_are_checked(settings):
         ServerConfig(**settings)
 
 
-@pytest.mark.parametrize("kind", ["too large", "long text", "many ids"])
+def test_long_bodies_are_parsed_beside_the_event_loop(world, monkeypatch):
+    threads = []
+    parse = CompletionBody.model_validate_json
+
+    def spy(data):
+        threads.append(threading.current_thread().name.split("_")[0])
+        return parse(data)
+
+    monkeypatch.setattr(CompletionBody, "model_validate_json", spy)
+    world.complete("short")
+    world.complete([1] * 100_000)
+    assert threads[0] != "leadframe-text"
+    assert threads[1] == "leadframe-text"
+
+
+@pytest.mark.parametrize("kind", ["too large", "long text", "long chat", "many ids"])
 def test_large_bodies_do_not_stop_the_event_loop(start, scripted, kind):
     """Parsing and tokenising run beside the loop; one of three tries must be undisturbed."""
     world = start(scripted.says("x"), max_model_len=10_000_000)
     content = {
         "too large": b'{"prompt": "' + b"x" * 20_000_000 + b'"}',
         "long text": b'{"prompt": "' + b"word " * 200_000 + b'"}',
+        "long chat": b'{"messages": [{"role": "user", "content": "' + b"word " * 200_000 + b'"}]}',
         "many ids": b'{"prompt": [' + b"1," * 1_000_000 + b"1]}",
     }[kind]
     status = 413 if kind == "too large" else 400
-    worst = min(_worst_health(world, content, status) for _ in range(3))
+    path = "/v1/chat/completions" if kind == "long chat" else "/v1/completions"
+    worst = min(_worst_health(world, path, content, status) for _ in range(3))
     assert worst < 0.5, f"/health took {worst:.3f} s"
 
 
-def _worst_health(world, content, status):
+def _worst_health(world, path, content, status):
     statuses, times = [], []
 
     def send():
-        statuses.append(world.http.post("/v1/completions", content=content).status_code)
+        statuses.append(world.http.post(path, content=content).status_code)
 
     thread = threading.Thread(target=send)
     thread.start()

@@ -1,11 +1,19 @@
 """Streams: the order of events, the same text as without a stream, errors in the middle."""
 
+import asyncio
 import json
 import threading
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from leadframe.engine import RequestOutput
+from leadframe.request import FinishReason
+from leadframe.sampling_params import SamplingParams
+from leadframe.server.generation import Batch, Job
+from leadframe.server.prompts import ReadPrompt
+from leadframe.server.replies import HttpError
 
 
 def test_a_completion_stream_in_full(world, scripted):
@@ -137,6 +145,23 @@ def test_an_error_in_the_middle_is_an_event(start, scripted):
     assert "not finite" in error["error"]["message"]
     assert done == "[DONE]"
     world.wait_idle()
+
+
+def test_text_that_waits_with_an_error_is_sent_before_it():
+    """The engine merges what a slow reader misses: text and failure may come as one output."""
+
+    async def stream():
+        yield RequestOutput("r", (1, 2), "ab", finish_reason=FinishReason.ERROR, error="broke")
+
+    async def read():
+        job = Job("r", ReadPrompt([1]), SamplingParams())
+        async for _, output in Batch([job], [stream()], lambda batch: None).outputs():
+            seen.append((output.text, output.finish_reason))
+
+    seen = []
+    with pytest.raises(HttpError, match="broke"):
+        asyncio.run(read())
+    assert seen == [("ab", None)]
 
 
 def test_one_failing_choice_ends_its_siblings(start, scripted, error_of):

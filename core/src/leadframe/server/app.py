@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from leadframe import __version__
 from leadframe.metrics.engine_metrics import CONTENT_TYPE
 from leadframe.server.auth import KeyGuard
 from leadframe.server.chat import create_chat_completion
@@ -24,7 +23,7 @@ from leadframe.server.schema import (
     DetokenizeBody,
     TokenizeBody,
 )
-from leadframe.server.services import Services
+from leadframe.server.services import VERSION, Services
 from leadframe.server.streaming import ClientGone
 
 Handler = Callable[[Services, Request], Awaitable[Response]]
@@ -36,7 +35,7 @@ OPEN_PATHS = frozenset({"/health", "/health/ready"})
 
 def create_app(services: Services) -> FastAPI:
     """Builds the application for one engine."""
-    app = FastAPI(title="Leadframe", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Leadframe", version=VERSION, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     open_endpoints = []
     for method, path, handler, body in _ROUTES:
@@ -194,7 +193,7 @@ async def metrics(services: Services, _: Request) -> Response:
 
 async def version(_services: Services, _: Request) -> Response:
     """The version of Leadframe."""
-    return JsonReply({"version": __version__})
+    return JsonReply({"version": VERSION})
 
 
 _ROUTES: tuple[tuple[str, str, Handler, type[Body] | None], ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import importlib.metadata
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -12,7 +12,6 @@ from typing import Final, TypeVar
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from leadframe import __version__
 from leadframe.sampling_params import SamplingParams
 from leadframe.server.engine_client import EngineClient
 from leadframe.server.fields import MAX_CHOICES
@@ -23,11 +22,11 @@ from leadframe.server.sampling import ParamsReader
 from leadframe.server.schema import Body, SamplingBody
 from leadframe.server.settings import ServerConfig
 
-logger = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=Body)
 
-FINGERPRINT: Final = f"leadframe-{__version__}"
+VERSION: Final = importlib.metadata.version("leadframe")
+FINGERPRINT: Final = f"leadframe-{VERSION}"
 _INLINE_BYTES = 64 << 10
 _DISCARDED_BYTES = 256 << 20
 """A refused body up to this size is taken and dropped: closed earlier, the client would see a
