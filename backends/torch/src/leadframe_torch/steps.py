@@ -108,7 +108,8 @@ class RecordedStep:
         """Uploads the batch and replays the graph, on the KV that it was recorded with."""
         self._check_same(kv_d)
         self._inputs.fill(batch)
-        self._graph.replay()
+        with torch.inference_mode():
+            self._graph.replay()
         return self._outputs, kv_d
 
     def _check_same(self, kv: KV) -> None:

@@ -1,0 +1,140 @@
+"""Steps: eager, recorded with a pretended graph, and traced by torch.compile."""
+
+import numpy as np
+import pytest
+import torch
+
+from leadframe.errors import CompileError
+from leadframe.platform import Bucket, KVLayerSpec, KVSpec, StepBatch, packed_sizes, unpack
+
+BUCKET = Bucket(num_tokens=3, num_seqs=3, num_decodes=3, num_blocks=2, num_logits=3)
+
+
+def _batch(**values):
+    num_ints, num_floats = packed_sizes(BUCKET)
+    ints, floats = np.zeros(num_ints, np.int32), np.zeros(num_floats, np.float32)
+    arrays = unpack(BUCKET, ints, floats)
+    for name, value in values.items():
+        getattr(arrays, name)[:] = value
+    return StepBatch(BUCKET, ints, floats, 3, 3, 1)
+
+
+def _step(weights, kv, arrays):
+    kv[0].add_(0)
+    return {"sum": arrays.token_ids * 2 + weights["w"]}, kv
+
+
+class PretendGraphs:
+    """Records by keeping the function: a replay runs it into the recorded result."""
+
+    def __init__(self):
+        self.records = 0
+
+    def record(self, function):
+        self.records += 1
+        result = function()
+
+        class Graph:
+            bytes = 77
+            closed = False
+
+            def replay(self):
+                outputs, _ = function()
+                for name, value in outputs.items():
+                    result[0][name].copy_(value)
+
+            def close(self):
+                self.bytes = 0
+
+        return Graph(), result
+
+
+@pytest.fixture
+def parts(make_backend):
+    def make(**settings):
+        backend = make_backend(**settings)
+        kv = backend.kv_alloc(KVSpec((KVLayerSpec(1, 4),), 4), 4)
+        return backend, kv, {"w": backend.upload(np.array([1, 2, 3], np.int32))}
+
+    return make
+
+
+def test_an_eager_step_owns_its_inputs(parts):
+    backend, kv, weights = parts()
+    step = backend.compile(_step, BUCKET, weights, kv)
+    batch = _batch(token_ids=[10, 20, 30])
+    outputs, _ = step.run(batch, kv)
+    batch.ints[:] = 0
+    assert outputs["sum"].tolist() == [21, 42, 63]
+    assert step.bytes == 4 * sum(packed_sizes(BUCKET))
+    assert (step.compile_seconds, step.capture_seconds, step.cache_hit) == (0, 0, None)
+    step.close()
+    assert step.bytes == 0
+
+
+def test_a_recorded_step_is_called_once_and_replayed(parts):
+    graphs = PretendGraphs()
+    backend, kv, weights = parts(graphs=graphs)
+    step = backend.compile(_step, BUCKET, weights, kv)
+    for start in (0, 5):
+        outputs, _ = step.run(_batch(token_ids=np.arange(3) + start), kv)
+        assert outputs["sum"].tolist() == [2 * start + 1, 2 * start + 4, 2 * start + 7]
+    assert graphs.records == 1
+    assert step.bytes == 77 + 4 * sum(packed_sizes(BUCKET))
+    assert step.capture_seconds > 0
+    step.close()
+    assert step.bytes == 0
+
+
+def test_a_recorded_step_refuses_another_cache(parts):
+    backend, kv, weights = parts(graphs=PretendGraphs())
+    step = backend.compile(_step, BUCKET, weights, kv)
+    other = backend.kv_alloc(KVSpec((KVLayerSpec(1, 4),), 4), 4)
+    with pytest.raises(CompileError, match="another KV cache"):
+        step.run(_batch(), other)
+
+
+def test_steps_without_capture_are_not_recorded(parts):
+    graphs = PretendGraphs()
+    backend, kv, weights = parts(graphs=graphs)
+    backend.compile(_step, BUCKET, weights, kv, capture=False).run(_batch(), kv)
+    assert graphs.records == 0
+
+
+def test_backends_with_graphs_plan_without_reading(make_backend):
+    assert make_backend().may_read_lengths()
+    assert not make_backend(graphs=PretendGraphs()).may_read_lengths()
+    assert not make_backend(compile_mode="step").may_read_lengths()
+
+
+def test_steps_run_without_autograd(parts):
+    backend, kv, weights = parts()
+
+    def step(weights, kv, arrays):
+        return {"x": torch.ones(1), "mode": torch.tensor(torch.is_inference_mode_enabled())}, kv
+
+    outputs, _ = backend.compile(step, BUCKET, weights, kv).run(_batch(), kv)
+    assert outputs["mode"]
+
+
+@pytest.mark.slow
+def test_a_traced_step_matches_and_says_what_it_cost(parts):
+    backend, kv, weights = parts(compile_mode="step")
+    step = backend.compile(_step, BUCKET, weights, kv)
+    outputs, _ = step.run(_batch(token_ids=[4, 5, 6]), kv)
+    assert outputs["sum"].tolist() == [9, 12, 15]
+    assert step.compile_seconds > 0
+    assert step.cache_hit in (True, False)
+
+
+@pytest.mark.slow
+def test_a_step_that_is_not_one_graph_is_an_error(parts):
+    backend, kv, weights = parts(compile_mode="step")
+
+    def step(weights, kv, arrays):
+        if arrays.token_ids[0].item() > 3:
+            return {"x": arrays.token_ids + 1}, kv
+        return {"x": arrays.token_ids}, kv
+
+    with pytest.raises(CompileError, match="num_tokens=3"):
+        backend.compile(step, BUCKET, weights, kv)
