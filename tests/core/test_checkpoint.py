@@ -86,6 +86,24 @@ class TestFinding:
         with pytest.raises(ModelNotFound, match=r"2 GGUF files; name one of a\.gguf, b\.gguf"):
             open_checkpoint(tmp_path)
 
+    def test_files_that_cannot_be_read(self, model_dir, monkeypatch):
+        def refuse(*args, **kwargs):
+            raise PermissionError("not yours")
+
+        (model_dir / "x.gguf").write_bytes(b"GGUF")
+        monkeypatch.setattr("numpy.memmap", refuse)
+        monkeypatch.setattr("mmap.mmap", refuse)
+        for path in (model_dir, model_dir / "x.gguf"):
+            with pytest.raises(CheckpointError, match="cannot be read: not yours"):
+                open_checkpoint(path)
+
+    def test_a_directory_with_a_config_and_only_gguf_weights(self, model_dir):
+        (model_dir / "x.gguf").write_bytes(b"GGUF")
+        open_checkpoint(model_dir)
+        (model_dir / SINGLE).unlink()
+        with pytest.raises(CheckpointError, match=r"x\.gguf ends inside its header"):
+            open_checkpoint(model_dir)
+
     def test_one_weight_file_is_not_a_model(self, model_dir):
         with pytest.raises(CheckpointError, match="name its directory"):
             open_checkpoint(model_dir / SINGLE)

@@ -160,11 +160,16 @@ def read_gguf(path: Path) -> GGUFFile:
     Raises:
       CheckpointError: it is not a GGUF file, is truncated or corrupt, or is one part of several.
     """
-    with path.open("rb") as file:
-        if file.read(4) != MAGIC:
-            raise CheckpointError(f"{path} is not a GGUF file: it does not start with {MAGIC!r}")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(path, _Cursor(path, data))
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != MAGIC:
+                raise CheckpointError(
+                    f"{path} is not a GGUF file: it does not start with {MAGIC!r}"
+                )
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _parse(path, _Cursor(path, data))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _parse(path: Path, cursor: _Cursor) -> GGUFFile:

@@ -44,9 +44,10 @@ def pickled_weights(directory: Path) -> list[Path]:
 
 
 def _in_directory(directory: Path) -> Path:
-    if (directory / "config.json").exists():
-        return directory
     files = sorted(directory.glob("*.gguf"))
+    has_config = (directory / "config.json").exists()
+    if has_config and (not files or any(directory.glob("*.safetensors"))):
+        return directory
     if len(files) == 1:
         return files[0]
     if files:
@@ -58,15 +59,22 @@ def _in_directory(directory: Path) -> Path:
 def _as_file(file: Path) -> Path:
     if file.suffix == ".gguf":
         return file
-    with file.open("rb") as opened:
-        if opened.read(4) == b"GGUF":
-            return file
+    if _starts_with(file, b"GGUF"):
+        return file
     if file.suffix == ".safetensors":
         raise CheckpointError(f"{file} is one weight file; name its directory, {file.parent}")
     raise CheckpointError(
         f"{file} is not a GGUF file; models are .gguf files or Hugging Face directories with "
         "safetensors (pickled weights are refused: they can run code)"
     )
+
+
+def _starts_with(file: Path, magic: bytes) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(magic)) == magic
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 
 def _absent(path: str) -> str:

@@ -80,10 +80,13 @@ def read_safetensors(path: Path) -> dict[str, PlainWeight]:
     Raises:
       CheckpointError: it is truncated or corrupt.
     """
-    size = path.stat().st_size
-    if size < 8:
-        raise CheckpointError(f"{path} has {size} bytes: it is truncated; fetch it again")
-    file = MappedFile(path)
+    try:
+        size = path.stat().st_size
+        if size < 8:
+            raise CheckpointError(f"{path} has {size} bytes: it is truncated; fetch it again")
+        file = MappedFile(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     header_bytes = int.from_bytes(file.view(0, 8).tobytes(), "little")
     if header_bytes > min(_MAX_HEADER_BYTES, size - 8):
         raise CheckpointError(

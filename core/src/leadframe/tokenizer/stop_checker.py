@@ -45,6 +45,7 @@ class StopChecker:
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
         self._matchers = [_Matcher(text) for text in stop]
         self._include = include
+        self._first_chars = {text[0] for text in stop}
         self._held = ""
 
     def push(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
@@ -58,7 +59,7 @@ class StopChecker:
           The text that is now final, and the stop string that ended it, if one did. After that
           nothing may be pushed.
         """
-        if not self._matchers:
+        if not self._held and self._first_chars.isdisjoint(text):
             return text, None
         buffer = self._held + text
         for end in range(len(self._held) + 1, len(buffer) + 1):
