@@ -2,6 +2,7 @@
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -240,3 +241,17 @@ def test_events_from_many_threads_are_not_lost():
         list(pool.map(work, range(4)))
     assert value(metrics, "generation_tokens_total") == 2400
     assert value(metrics, "request_success_total", finished_reason="abort") == 1200
+
+
+def test_the_documentation_names_every_series_and_no_other():
+    text = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    tables = text[text.index("## Metrics") :]
+    documented = {
+        name
+        for line in tables.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    metrics = EngineMetrics(ledger=StartupLedger())
+    exposed = re.findall(r"# TYPE leadframe_(\w+) ", metrics.render().decode())
+    assert documented == set(exposed)

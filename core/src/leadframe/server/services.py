@@ -22,7 +22,6 @@ from leadframe.server.sampling import ParamsReader
 from leadframe.server.schema import Body, SamplingBody
 from leadframe.server.settings import ServerConfig
 
-
 B = TypeVar("B", bound=Body)
 
 VERSION: Final = importlib.metadata.version("leadframe")
