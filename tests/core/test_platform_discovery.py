@@ -20,6 +20,7 @@ from leadframe.errors import (
 from leadframe.platform import (
     Detection,
     Device,
+    KernelImpl,
     OptionSpec,
     PlatformInfo,
     create_backend,
@@ -29,6 +30,7 @@ from leadframe.platform import (
 )
 from leadframe.platform.discovery import EntryPoint
 from leadframe.platform.reference.backend import ReferenceBackend
+from leadframe.platform.selection import extra_kernels
 
 INFO = PlatformInfo("dev", "a test", (1, 0), (1, 0), "leadframe-dev", "2.3", "accelerator")
 
@@ -303,3 +305,33 @@ def test_errors_of_the_tree_pass_through_create():
     module = plugin_object(platform_create=_create(DeviceOOM(1, 0, "load")))
     with pytest.raises(DeviceOOM):
         create_backend(select_device("dev", {}, points=[point(module)]))
+
+
+def _kernel_plugin(kernels, **info):
+    module = types.SimpleNamespace()
+    module.platform_info = hookimpl(_info(name="extra", **info))
+    module.platform_kernels = hookimpl(lambda platform: kernels)
+    return module
+
+
+KERNEL = KernelImpl("linear", "mine", lambda x, weight, bias=None: x)
+
+
+def test_kernels_of_others_are_found_by_the_platform_that_they_extend():
+    points = [point(_kernel_plugin([KERNEL])), point(ImportError("not for us"), "other")]
+    assert extra_kernels("dev", points) == (KERNEL,)
+    assert extra_kernels("third", points) == ()
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        (ImportError("boom"), PluginLoadError),
+        (_kernel_plugin([1]), ContractViolation),
+        (_kernel_plugin([KERNEL], contract=(9, 0), min_contract=(9, 0)), IncompatibleContract),
+        (types.SimpleNamespace(platform_info=hookimpl(_info())), ContractViolation),
+    ],
+)
+def test_a_broken_kernel_plugin_is_not_skipped(module, error):
+    with pytest.raises(error, match="leadframe-dev"):
+        extra_kernels("dev", [point(module)])
