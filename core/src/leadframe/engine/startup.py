@@ -134,6 +134,7 @@ def _assemble(
         kernels=kernels,
         order=config.device.op_order,
         fallback=config.device.op_fallback,
+        platform=selection.plugin.name if selection is not None else "backend",
     )
     runner = ModelRunner(backend, checkpoint.model, weights, ops)
     plan = size_kv_cache(config, runner, kv_spec, info, ledger, _kind(selection))
