@@ -159,10 +159,8 @@ class Harness:
     def execute(self, output):
         built = self.builder.build(output)
         tokens = self.model.run(built)
-        return [
-            tokens[place] if row.samples else None
-            for row, place in zip(output.rows, built.row_places, strict=True)
-        ]
+        rows = zip(output.rows, tokens, strict=False)  # the batch may be padded
+        return [token if row.samples else None for row, token in rows]
 
     def update(self, output, sampled):
         finished = self.scheduler.update(output, sampled)

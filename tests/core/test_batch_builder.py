@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leadframe.errors import InternalError
 from leadframe.platform.batch import Bucket, packed_sizes, unpack
 from leadframe.platform.capabilities import Capabilities
+from leadframe.runner import sampling_rows
 
 RECORD = Capabilities("torch", graph="record")
 STATIC = Capabilities("jax", graph="compile", static_shapes=True)
@@ -56,7 +58,6 @@ class TestLayout:
         assert a.logits_idx.tolist() == [0, 6]
         assert (built.batch.live_tokens, built.batch.live_seqs) == (7, 2)
         assert built.batch.max_seq_len == 12
-        assert list(built.row_places) == [0, 1]
 
     def test_blocks_that_a_chunk_does_not_reach_stay_null(self, policy, make):
         harness = policy.Harness(max_num_batched_tokens=10)
@@ -90,7 +91,6 @@ class TestLayout:
         assert a.slots.tolist() == [10, 18, 19, 20, 21, 22, 23, 0, 0]
         assert a.token_ids.tolist() == [47, *range(16, 22), 0, 0]
         assert a.logits_idx.tolist() == [0, 6, 0, 0, 0, 0, 0, 0]
-        assert list(built.row_places) == [0, 1]
 
     def test_a_table_wider_than_the_matrix_and_a_matrix_wider_than_the_table(self, policy, make):
         harness = policy.Harness(2000, 1, max_model_len=2000, max_num_batched_tokens=2000)
@@ -103,6 +103,16 @@ class TestLayout:
         assert harness.kv.block_tables.shape[1] >= 1000
         _, _, a = build(harness)
         assert a.block_table.tolist() == [harness.kv.block_ids(short).tolist()]
+
+    def test_a_bucket_that_would_move_the_chunks_is_refused(self, policy, make):
+        class Moving:
+            def bucket_for(self, needed):
+                return Bucket(9, 4, 3, 16, 4)
+
+        harness = mixed(policy, make)
+        harness.builder._policy = Moving()
+        with pytest.raises(InternalError, match="pads decodes before chunks"):
+            build(harness)
 
     def test_buffers_are_fresh_in_every_step(self, policy, make):
         """A backend may still be reading the last ones."""
@@ -164,7 +174,7 @@ class TestSampling:
         harness = policy.Harness(caps=caps)
         harness.add(
             make([1], 9, temperature=0.5, top_p=0.8, top_k=7, min_p=0.25, seed=-3),
-            make([2], 9, temperature=0.0, top_p=0.5, top_k=9, min_p=0.5),
+            make([2], 9, temperature=1e-6, top_p=0.5, top_k=9, min_p=0.5),
             make([3], 9, temperature=1.5, seed=2**62),
         )
         for position in range(4):
@@ -186,6 +196,20 @@ class TestSampling:
                 harness.preempt()
             harness.step()
         assert request.output_token_ids == policy.solo_tokens(request)[:300]
+
+    def test_a_window_is_drawn_once(self, policy, make, monkeypatch):
+        drawn = []
+        original = sampling_rows.uniform_windows
+
+        def counting(seeds, windows):
+            drawn.extend(windows.tolist())
+            return original(seeds, windows)
+
+        monkeypatch.setattr(sampling_rows, "uniform_windows", counting)
+        harness = policy.Harness(200, max_model_len=500)
+        harness.add(make([1], 300, temperature=1.0))
+        harness.run()
+        assert drawn == [0, 1, 2]
 
     def test_a_row_of_the_tables_that_changes_hands_changes_settings(self, policy, make):
         harness = policy.Harness(max_num_seqs=1)
@@ -238,11 +262,11 @@ class TestLogprobs:
 
     @pytest.mark.parametrize("caps", [Capabilities("numpy"), RECORD, STATIC])
     def test_every_prompt_token_is_scored_once_in_any_schedule(self, policy, make, caps):
-        harness = policy.Harness(max_num_batched_tokens=8, caps=caps)
+        harness = policy.Harness(max_num_batched_tokens=16, caps=caps)
         requests = harness.add(
             make(range(13), 3, prompt_logprobs=1),
-            make(range(20, 25), 5),
             make(range(30, 41), 0, prompt_logprobs=0),
+            make(range(20, 25), 5),
         )
         seen = {}
         for step in range(40):
@@ -251,7 +275,7 @@ class TestLogprobs:
             output, built, a = build(harness)
             for s in built.scored:
                 request = output.rows[s.row_index].request
-                place = built.row_places[s.row_index]
+                place = s.row_index
                 for i in range(s.num_tokens):
                     row = built.batch.bucket.num_seqs + s.scored_row + i
                     token = int(a.logits_idx[row])
@@ -263,7 +287,7 @@ class TestLogprobs:
             harness.step()
             if step == 12:
                 harness.scheduler.preempt_newest()
-        expected = {(r.request_id, p) for r in requests[::2] for p in range(1, r.num_prompt_tokens)}
+        expected = {(r.request_id, p) for r in requests[:2] for p in range(1, r.num_prompt_tokens)}
         assert seen == dict.fromkeys(expected, 1)
 
 
@@ -332,7 +356,7 @@ def test_a_batch_is_what_its_rows_say(policy, lengths, budget, caps):
 
 def check_rows(harness, output, built, a):
     owned = set()
-    for row, place in zip(output.rows, built.row_places, strict=True):
+    for place, row in enumerate(output.rows):
         request, end = row.request, row.start + row.num_tokens
         table = harness.kv.block_ids(request)[: -(-end // 4)]
         tokens = range(a.query_start[place], a.query_start[place + 1])
@@ -349,6 +373,6 @@ def check_rows(harness, output, built, a):
     assert len(owned) == built.batch.live_tokens == output.num_tokens
     padding = sorted(set(range(built.batch.bucket.num_tokens)) - owned)
     assert not a.slots[padding].any()
-    assert not np.delete(a.seq_lens, list(built.row_places)).any()
+    assert not a.seq_lens[len(output.rows) :].any()
     assert (np.diff(a.query_start) >= 0).all()
     assert a.query_start[built.batch.bucket.num_decodes] == built.batch.bucket.num_decodes

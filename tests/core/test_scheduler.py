@@ -283,7 +283,7 @@ class TestStops:
         request = self.finish(policy, make, [6], stop_ids=(6,), min_tokens=1, max_tokens=1)
         assert request.finish_reason is FinishReason.STOP
 
-    @pytest.mark.parametrize("num_prompt", [1, 8, 9, 40])
+    @pytest.mark.parametrize("num_prompt", [1, 8, 16, 17, 40])
     def test_max_tokens_0_ends_when_the_prompt_is_computed(self, policy, make, num_prompt):
         harness = policy.Harness(max_num_batched_tokens=16)
         request = harness.add(make(num_prompt, 0, prompt_logprobs=1))

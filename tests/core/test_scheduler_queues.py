@@ -265,6 +265,15 @@ class TestWaitingQueue:
         assert names(queue) == ["d", "c"]
         assert len(queue) == 2
 
+    def test_classes_without_requests_are_not_kept(self, make):
+        """Priorities are clients' numbers: a million of them must not stay behind."""
+        queue = WaitingQueue(by_priority=True)
+        for priority in range(100):
+            request = make([1], priority=priority)
+            queue.append(request)
+            queue.remove(request)
+        assert len(queue) == len(queue._classes) == len(queue._priorities) == 0
+
     def test_one_class_without_priorities(self, make):
         queue = WaitingQueue(by_priority=False)
         for name, priority in zip("ab", [2, 1], strict=True):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from leadframe.errors import InternalError
 from leadframe.platform.batch import Bucket, StepArrays, StepBatch, packed_sizes, unpack
 from leadframe.request import Request
 from leadframe.runner.buckets import BucketPolicy
@@ -41,16 +42,14 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True)
 class BuiltBatch:
-    """A batch and the way back from its rows.
+    """A batch whose row i, and row i of logits, is row i of the schedule.
 
     Attributes:
       batch: for the backend.
-      row_places: for each scheduled row, its row of the batch, which is also its row of logits.
       scored: where the log-probabilities of prompt tokens are.
     """
 
     batch: StepBatch
-    row_places: Sequence[int]
     scored: tuple[ScoredTokens, ...]
 
 
@@ -82,13 +81,11 @@ class BatchBuilder:
         num_ints, num_floats = packed_sizes(bucket)
         ints, floats = np.zeros(num_ints, np.int32), np.zeros(num_floats, np.float32)
         arrays = unpack(bucket, ints, floats)
-        num_decodes = step.num_decodes if bucket.num_decodes else 0
+        num_decodes = _num_decode_rows(step, bucket)
         _fill_decodes(arrays, step, num_decodes)
         _fill_chunks(arrays, step, num_decodes)
-        places = _row_places(step.num_rows, num_decodes, bucket.num_decodes)
-        sampling.fill(arrays, places)
-        if scored:
-            _fill_scored(arrays, step, places, scored)
+        sampling.fill(arrays)
+        _fill_scored(arrays, step, scored)
         batch = StepBatch(
             bucket=bucket,
             ints=ints,
@@ -97,7 +94,7 @@ class BatchBuilder:
             live_seqs=step.num_rows,
             max_seq_len=step.max_seq_len,
         )
-        return BuiltBatch(batch, places, scored)
+        return BuiltBatch(batch, scored)
 
 
 class _Step:
@@ -155,11 +152,13 @@ def _exact_bucket(step: _Step, scored: Sequence[ScoredTokens], sampling: Samplin
     )
 
 
-def _row_places(num_rows: int, num_decodes: int, padded_decodes: int) -> Sequence[int]:
-    if num_decodes in (padded_decodes, num_rows):
-        return range(num_rows)
-    first_chunks = range(padded_decodes, padded_decodes + num_rows - num_decodes)
-    return [*range(num_decodes), *first_chunks]
+def _num_decode_rows(step: _Step, bucket: Bucket) -> int:
+    """How many of the scheduled decodes become decode rows: all, or none if the bucket has none."""
+    if not bucket.num_decodes:
+        return 0
+    if bucket.num_decodes != step.num_decodes < step.num_rows:
+        raise InternalError(f"{bucket} pads decodes before chunks, which would move the chunks")
+    return step.num_decodes
 
 
 def _fill_decodes(arrays: StepArrays, step: _Step, num_decodes: int) -> None:
@@ -231,13 +230,11 @@ def _scored_logprobs(step: _Step, scored: Sequence[ScoredTokens]) -> int | None:
     return max(asked, default=None)
 
 
-def _fill_scored(
-    arrays: StepArrays, step: _Step, places: Sequence[int], scored: Sequence[ScoredTokens]
-) -> None:
+def _fill_scored(arrays: StepArrays, step: _Step, scored: Sequence[ScoredTokens]) -> None:
     for s in scored:
         request = step.requests[s.row_index]
         first = arrays.bucket.num_seqs + s.scored_row
-        token = int(arrays.query_start[places[s.row_index]])
+        token = int(arrays.query_start[s.row_index])
         arrays.logits_idx[first : first + s.num_tokens] = np.arange(token, token + s.num_tokens)
         targets = request.prompt_token_ids[s.position : s.position + s.num_tokens]
         arrays.targets[first : first + s.num_tokens] = targets

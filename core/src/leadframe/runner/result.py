@@ -51,27 +51,27 @@ class StepResult:
 
 def read_result(schedule: SchedulerOutput, built: BuiltBatch, host: HostArrays) -> StepResult:
     """Reads the outputs of a step back into the order of the schedule's rows."""
-    rows, places = schedule.rows, built.row_places
+    rows = schedule.rows
     result = StepResult([None] * len(rows), [True] * len(rows), [None] * len(rows))
     if "finite" not in host:
         return result
     tokens, finite = host["tokens"].tolist(), host["finite"].tolist()
-    for index, (row, place) in enumerate(zip(rows, places, strict=True)):
+    for index, row in enumerate(rows):
         if not row.samples:
             continue
-        result.finite[index] = finite[place]
-        if finite[place]:
-            result.tokens[index] = tokens[place]
-            result.logprobs[index] = _sampled_logprobs(row, tokens[place], host, place)
+        result.finite[index] = finite[index]
+        if finite[index]:
+            result.tokens[index] = tokens[index]
+            result.logprobs[index] = _sampled_logprobs(row, tokens[index], host, index)
     _read_scored(schedule, built, host, result)
     return result
 
 
 def _sampled_logprobs(
-    row: ScheduledRow, token: int, host: HostArrays, place: int
+    row: ScheduledRow, token: int, host: HostArrays, index: int
 ) -> TokenLogprobs | None:
     count = row.request.params.logprobs
-    return None if count is None else _entry(token, host, "", place, count)
+    return None if count is None else _entry(token, host, "", index, count)
 
 
 def _read_scored(

@@ -17,7 +17,7 @@ from leadframe.platform.backend import KV, Array, Backend, CompiledStep, KVSpec
 from leadframe.platform.batch import Bucket, StepBatch
 from leadframe.platform.ops import Ops
 from leadframe.request import Request
-from leadframe.runner.batch_builder import BatchBuilder, BuiltBatch
+from leadframe.runner.batch_builder import BatchBuilder
 from leadframe.runner.buckets import BucketPolicy
 from leadframe.runner.profile import full_batch
 from leadframe.runner.result import StepResult, read_result
@@ -108,7 +108,7 @@ class ModelRunner:
         assert self._builder is not None
         built = self._builder.build(schedule)
         host = self._run(built.batch)
-        uncovered = _uncovered(schedule, built, host)
+        uncovered = _uncovered(schedule, host)
         if uncovered:
             for request in uncovered:
                 request.needs_sort = True
@@ -157,11 +157,9 @@ class ModelRunner:
         return self.backend.compile(self._step, bucket, self._weights, self._kv, capture=capture)
 
 
-def _uncovered(
-    schedule: SchedulerOutput, built: BuiltBatch, host: Mapping[str, npt.NDArray[Any]]
-) -> list[Request]:
+def _uncovered(schedule: SchedulerOutput, host: Mapping[str, npt.NDArray[Any]]) -> list[Request]:
     covered = host.get("covered")
     if covered is None or covered.all():
         return []
-    places = zip(schedule.rows, built.row_places, strict=True)
-    return [row.request for row, place in places if row.samples and not covered[place]]
+    rows = zip(schedule.rows, covered.tolist(), strict=False)  # the batch may be padded
+    return [row.request for row, is_covered in rows if row.samples and not is_covered]

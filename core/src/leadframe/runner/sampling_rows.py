@@ -135,40 +135,38 @@ class SamplingStep:
         self._edits = self._collect_edits() if self.flags & EDITS else []
         self.num_edits = max((len(ids) for _, ids, _, _, _ in self._edits), default=0)
 
-    def fill(self, arrays: StepArrays, places: Sequence[int]) -> None:
-        """Writes the sampler's arrays; row i of the step is row places[i] of the batch."""
-        at = slice(places.start, places.stop) if isinstance(places, range) else list(places)
-        rows, source = self._rows, self._table_rows
+    def fill(self, arrays: StepArrays) -> None:
+        """Writes the sampler's arrays; padded rows take the argmax and edit nothing."""
+        rows, source, n = self._rows, self._table_rows, len(self._requests)
         if arrays.temperature is not None:
-            arrays.temperature[at] = rows.temperature[source]
-            arrays.min_p[at] = rows.min_p[source]
-            self._fill_uniforms(arrays, places)
+            arrays.temperature[:n] = rows.temperature[source]
+            arrays.min_p[:n] = rows.min_p[source]
+            self._fill_uniforms(arrays)
         if arrays.top_k is not None:
             arrays.top_p[:] = 1.0
-            arrays.top_p[at] = rows.top_p[source]
-            arrays.top_k[at] = rows.top_k[source]
+            arrays.top_p[:n] = rows.top_p[source]
+            arrays.top_k[:n] = rows.top_k[source]
         if arrays.edit_ids is not None:
             arrays.edit_scale[:] = 1.0
-            self._fill_edits(arrays, places)
+            self._fill_edits(arrays)
 
-    def _fill_uniforms(self, arrays: StepArrays, places: Sequence[int]) -> None:
+    def _fill_uniforms(self, arrays: StepArrays) -> None:
         drawn = np.flatnonzero(self._flags & DRAWS)
         counts = [len(self._requests[i].output_token_ids) for i in drawn.tolist()]
         positions = np.fromiter(counts, np.int64, len(counts))
-        at = np.asarray(places)[drawn]
-        arrays.uniform[at] = self._rows.uniforms(self._table_rows[drawn], positions)
+        arrays.uniform[drawn] = self._rows.uniforms(self._table_rows[drawn], positions)
 
-    def _fill_edits(self, arrays: StepArrays, places: Sequence[int]) -> None:
-        for index, ids, scale, add, keep_only in self._edits:
-            place, count = places[index], len(ids)
+    def _fill_edits(self, arrays: StepArrays) -> None:
+        for row, ids, scale, add, keep_only in self._edits:
+            count = len(ids)
             if not count:
                 continue
             # Padding repeats the first edit: with keep_only, a harmless other id would be kept.
-            arrays.edit_ids[place] = ids[0]
-            arrays.edit_scale[place], arrays.edit_add[place] = scale[0], add[0]
-            arrays.edit_ids[place, :count] = ids
-            arrays.edit_scale[place, :count], arrays.edit_add[place, :count] = scale, add
-            arrays.keep_only[place] = keep_only
+            arrays.edit_ids[row] = ids[0]
+            arrays.edit_scale[row], arrays.edit_add[row] = scale[0], add[0]
+            arrays.edit_ids[row, :count] = ids
+            arrays.edit_scale[row, :count], arrays.edit_add[row, :count] = scale, add
+            arrays.keep_only[row] = keep_only
 
     def _variant(self, wants_logits: bool) -> SampleVariant:
         if not wants_logits:
