@@ -12,8 +12,10 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final, TextIO
 
@@ -72,9 +74,16 @@ def _parser(vendor: Vendor, platform: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--matrix", choices=("standard", "full"), default="full")
     parser.add_argument("--match", default="", metavar="TEXT", help="only cases that contain it")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes")
+    parser.add_argument("--jobs", type=_positive, default=1, metavar="N", help="worker processes")
     parser.add_argument("--json", action="store_true", help="print a JSON list of rows")
     return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
 
 
 def compile_rows(share: Share, jobs: int) -> Iterator[Row]:
@@ -84,36 +93,54 @@ def compile_rows(share: Share, jobs: int) -> Iterator[Row]:
       CompileError: a worker ended with an error of its own.
     """
     lines: queue.Queue[str | None] = queue.Queue()
-    workers = [
-        _start(replace(share, index=index, count=jobs), lines) for index in range(max(jobs, 1))
-    ]
-    running = len(workers)
-    while running:
-        line = lines.get()
-        if line is None:
-            running -= 1
-        else:
-            yield json.loads(line)
-    for worker in workers:
-        errors = worker.stderr.read() if worker.stderr else ""
-        if worker.wait():
-            raise CompileError(f"targets {', '.join(share.targets)}", errors[-2000:])
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(_Worker(replace(share, index=index, count=jobs), lines))
+            for index in range(jobs)
+        ]
+        for _ in workers:
+            while (line := lines.get()) is not None:
+                yield json.loads(line)
+        for worker in workers:
+            if failure := worker.failure():
+                raise CompileError(f"targets {', '.join(share.targets)}", failure)
 
 
-def _start(share: Share, lines: queue.Queue[str | None]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "leadframe_triton.compile_check.worker", share.as_json()]
-    environment = {name: v for name, v in os.environ.items() if name != "TRITON_INTERPRET"}
-    worker = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    threading.Thread(target=_forward, args=(worker, lines), daemon=True).start()
-    return worker
+class _Worker:
+    """A worker process whose lines go to a queue; None follows the last one."""
 
+    def __init__(self, share: Share, lines: queue.Queue[str | None]) -> None:
+        command = [sys.executable, "-m", "leadframe_triton.compile_check.worker", share.as_json()]
+        environment = {name: v for name, v in os.environ.items() if name != "TRITON_INTERPRET"}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
+        )
+        self._reader = threading.Thread(target=self._forward, args=(lines,), daemon=True)
+        self._reader.start()
 
-def _forward(worker: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
-    for line in worker.stdout or ():
-        lines.put(line)
-    lines.put(None)
+    def _forward(self, lines: queue.Queue[str | None]) -> None:
+        for line in self._process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    def failure(self) -> str:
+        """Waits for the end; the last lines of what went wrong, or nothing."""
+        if not self._process.wait():
+            return ""
+        self._errors.seek(0)
+        return self._errors.read()[-2000:].strip() or f"exit status {self._process.returncode}"
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._reader.join()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._errors.close()
 
 
 def _print_row(out: TextIO, row: Row, *, is_first: bool) -> None:

@@ -105,5 +105,7 @@ def gate_mul_kernel(
         z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     else:
         z = gate
-    out = gate / (1.0 + tl.exp(-z)) * up
+    # exp of a negative number in both branches: it cannot overflow
+    e = tl.exp(-tl.abs(z))
+    out = gate * (tl.where(z >= 0.0, 1.0, e) / (1.0 + e)) * up
     tl.store(out_ptr + row * WIDTH + column, out.to(out_ptr.dtype.element_ty), mask=keep)
