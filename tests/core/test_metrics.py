@@ -253,5 +253,6 @@ def test_the_documentation_names_every_series_and_no_other():
         for name in re.findall(r"`(\w+)`", line.split("|")[1])
     }
     metrics = EngineMetrics(ledger=StartupLedger())
+    metrics.set_info({"device": "cpu:0"})
     exposed = re.findall(r"# TYPE leadframe_(\w+) ", metrics.render().decode())
     assert documented == set(exposed)

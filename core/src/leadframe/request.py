@@ -60,6 +60,8 @@ class Request:
       num_computed_tokens: tokens whose K/V is in the cache and valid.
       num_cached_tokens: prompt tokens that the prefix cache served when it was first admitted.
       num_preemptions: times that all its blocks were taken.
+      num_lost_tokens: leading tokens whose K/V a preemption took; what is computed of them from
+        then on was computed before.
       needs_sort: a draw was not covered by the candidates once; sample by full sort from now on.
       stop_reason: the stop string or stop id that ended it, if one did.
     """
@@ -80,6 +82,7 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_lost_tokens: int = 0
     needs_sort: bool = False
     times: RequestTimes = field(default_factory=RequestTimes)
 

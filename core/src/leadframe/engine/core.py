@@ -266,6 +266,9 @@ class Engine:
         request.times.finished = time.monotonic()
         self._requests.pop(request.request_id, None)
         self.metrics.on_finished(request)
+        if not self._requests:
+            kv = self._scheduler.kv
+            self.metrics.on_audit(leaked_blocks=kv.num_blocks - kv.num_free_blocks)
         return output
 
     # --- the rest -----------------------------------------------------------------------
@@ -299,3 +302,15 @@ class Engine:
             preempted=len(schedule.preempted),
             step_seconds=seconds,
         )
+        recomputed = _num_recomputed(schedule)
+        if recomputed:
+            self.metrics.on_recomputed(recomputed)
+
+
+def _num_recomputed(schedule: SchedulerOutput) -> int:
+    """Counts the tokens of a step that had been computed before a preemption."""
+    return sum(
+        max(0, min(row.start + row.num_tokens, row.request.num_lost_tokens) - row.start)
+        for row in schedule.rows
+        if row.request.num_lost_tokens
+    )

@@ -160,9 +160,11 @@ class Scheduler:
         plan = StepPlan(self.config.max_num_batched_tokens, MAX_SCORED_TOKENS)
         plan.preempted += self._preempted
         self._preempted = []
-        unfinished = self._schedule_decodes(plan)
-        for request in unfinished:
-            self._schedule_chunk(plan, request)
+        for request in self._schedule_decodes(plan):
+            if request.status is RequestStatus.RUNNING:
+                count = self._chunk_size(plan, request, request.num_computed_tokens)
+                if count:
+                    plan.add(request, count, self.kv.table_rows[request.request_id])
         if not plan.preempted:
             self._admit_waiting(plan)
         return plan.output(self.kv.block_tables)
@@ -182,29 +184,18 @@ class Scheduler:
         plan.budget -= len(decodes)
         return others
 
-    def _schedule_chunk(self, plan: StepPlan, request: Request) -> None:
-        if request.status is not RequestStatus.RUNNING:
-            return
-        count = self._chunk_size(plan, request, request.num_computed_tokens)
-        if count:
-            plan.add(request, count, self.kv.table_rows[request.request_id])
-
     def _admit_waiting(self, plan: StepPlan) -> None:
         num_seats = self.config.max_num_seqs - len(self._running)
         num_deferred = 0
-        if not plan.budget or not num_seats:
-            return
         for request in self._waiting.first(num_seats + MAX_DEFERRED):
+            if not plan.budget or not num_seats or num_deferred == MAX_DEFERRED:
+                return
             num_cached = self._match_prefix(request)
             if num_cached is None:
                 num_deferred += 1
-                if num_deferred == MAX_DEFERRED:
-                    return
-                continue
-            if not self._admit(plan, request, num_cached):
-                return
-            num_seats -= 1
-            if not num_seats or not plan.budget:
+            elif self._admit(plan, request, num_cached):
+                num_seats -= 1
+            else:
                 return
 
     def _match_prefix(self, request: Request) -> int | None:
@@ -273,6 +264,7 @@ class Scheduler:
         self.kv.free(request)
         del self._running[request.request_id]
         request.status = RequestStatus.PREEMPTED
+        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self._waiting.appendleft(request)

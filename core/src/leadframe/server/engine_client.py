@@ -42,6 +42,10 @@ class EngineClient(Protocol):
         """Longest sequence in tokens, as fitted at start-up."""
 
     @property
+    def device_summary(self) -> str:
+        """One line that names the platform and the device."""
+
+    @property
     def metrics(self) -> EngineMetrics:
         """The counters of the engine."""
 
