@@ -206,6 +206,19 @@ def test_headers_come_once_the_request_is_queued(start, scripted):
         assert "data: [DONE]" in list(response.iter_lines())
 
 
+def test_a_silent_stream_is_kept_alive(start, scripted, monkeypatch):
+    """While a request waits, comments tell proxies that the connection is in use."""
+    monkeypatch.setattr("leadframe.server.streaming._KEEP_ALIVE_SECONDS", 0.05)
+    world = start(scripted.says("x"))
+    world.runner.gate.clear()
+    body = {"prompt": "x", "stream": True}
+    with world.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        assert [next(lines) for _ in range(3)] == [": still here", "", ": still here"]
+        world.runner.gate.set()
+        assert "data: [DONE]" in list(lines)
+
+
 def test_what_a_slow_reader_misses_is_merged(start, scripted):
     """However late it reads, at most one output waits, and nothing is lost or repeated."""
     world = start(scripted.echoes, max_model_len=8000, num_blocks=2100)

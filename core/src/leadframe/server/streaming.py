@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final, TypeVar
@@ -17,6 +18,8 @@ from leadframe.server.replies import describe
 T = TypeVar("T")
 
 DONE: Final = b"data: [DONE]\n\n"
+COMMENT: Final = b": still here\n\n"
+_KEEP_ALIVE_SECONDS = 15.0
 _STALL_SECONDS = 120.0
 """A client that takes nothing for this long is dropped."""
 
@@ -75,6 +78,7 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events, self._on_close = events, on_close
+        self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams until the events end or the client goes away."""
@@ -87,11 +91,23 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with aclosing(_with_end(self._events)) as events:
-            async for chunk in events:
-                async with asyncio.timeout(_STALL_SECONDS):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        heartbeat = asyncio.ensure_future(self._keep_alive(send))
+        try:
+            async with aclosing(_with_end(self._events)) as events:
+                async for chunk in events:
+                    async with asyncio.timeout(_STALL_SECONDS):
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    self._last_sent = time.monotonic()
+        finally:
+            heartbeat.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Sends a comment when nothing else was sent for a while: proxies close silent streams."""
+        while True:
+            await asyncio.sleep(_KEEP_ALIVE_SECONDS)
+            if time.monotonic() - self._last_sent >= _KEEP_ALIVE_SECONDS:
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
 
 
 async def _with_end(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
