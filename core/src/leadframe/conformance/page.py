@@ -147,9 +147,9 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
 def _roofline(results: Sequence[Mapping[str, Any]]) -> str:
     metrics = {result["id"]: result["metrics"] for result in results}
     rates = metrics.get("H.device[rates]") or {}
-    if "copy_bytes_per_second" not in rates:
+    if "memory_bytes_per_second" not in rates:
         return ""
-    bandwidth, peak = rates["copy_bytes_per_second"], rates["matmul_flop_per_second"]
+    bandwidth, peak = rates["memory_bytes_per_second"], rates["matmul_flop_per_second"]
     points = list(_points(metrics))
     xs = [0.1, 1000.0, *(x for _, x, _ in points)]
     ys = [peak, bandwidth * 0.1, *(y for _, _, y in points)]
@@ -169,7 +169,7 @@ def _roofline(results: Sequence[Mapping[str, Any]]) -> str:
             *_dots(axes, points),
         ]
     )
-    caption = f"copy {bandwidth / 1e9:.1f} GB/s, matmul {peak / 1e9:.1f} GFLOP/s, measured here"
+    caption = f"memory {bandwidth / 1e9:.1f} GB/s, matmul {peak / 1e9:.1f} GFLOP/s, measured here"
     svg = (
         f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' width={_WIDTH} role=img "
         f"aria-label='roofline plot'>{body}</svg>"
