@@ -59,9 +59,9 @@ def detect(env: Mapping[str, str], root: Path = Path("/")) -> Detection:
     )
 
 
-def has_chips(root: Path = Path("/")) -> bool:
-    """Whether this machine has a TPU on its bus."""
-    return bool(_chips(root))
+def is_usable(env: Mapping[str, str], root: Path = Path("/")) -> bool:
+    """Whether this process could open a TPU."""
+    return _why_absent(env, root, _chips(root)) is None
 
 
 def _why_absent(env: Mapping[str, str], root: Path, chips: list[_Chip]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from leadframe.platform.info import (
     OptionSpec,
     PlatformInfo,
 )
-from leadframe_tpu.detect import detect, has_chips
+from leadframe_tpu.detect import detect, is_usable
 
 
 @hookimpl
@@ -31,7 +32,7 @@ def platform_info() -> PlatformInfo:
         min_contract=(1, 0),
         distribution="leadframe-tpu",
         version="0.1.0",
-        kind="accelerator" if has_chips() else "test",
+        kind="accelerator" if is_usable(os.environ) else "test",
     )
 
 
