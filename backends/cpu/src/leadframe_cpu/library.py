@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -174,19 +175,17 @@ def _run_all(commands: Sequence[Sequence[str]]) -> None:
     Raises:
       NativeUnavailable: one failed or took too long.
     """
-    running = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for command in commands
-    ]
+
+    def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS
+        )
+
     try:
-        for process in running:
-            _, errors = process.communicate(timeout=_TIMEOUT_SECONDS)
-            if process.returncode:
-                raise NativeUnavailable(f"the compiler failed: {errors.strip()[-500:]}")
+        with ThreadPoolExecutor(len(commands)) as pool:
+            finished = list(pool.map(run, commands))
     except subprocess.TimeoutExpired as error:
         raise NativeUnavailable(f"the compiler took over {_TIMEOUT_SECONDS} s") from error
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    for process in finished:
+        if process.returncode:
+            raise NativeUnavailable(f"the compiler failed: {process.stderr.strip()[-500:]}")
