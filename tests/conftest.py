@@ -8,16 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from leadframe.engine import Engine
-from leadframe.llm import LLM, engine_config
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from leadframe.engine import Engine
+from leadframe.llm import LLM, engine_config
 
 TINY_VOCAB = 320
 """256 bytes, then tokens that only sampling produces, then </s>."""
 
 
-def write_tiny_llama(path: Path, *, seed: int = 0, layers: int = 2, vocab: int = TINY_VOCAB) -> Path:
+def write_tiny_llama(
+    path: Path, *, seed: int = 0, layers: int = 2, vocab: int = TINY_VOCAB
+) -> Path:
     """Writes a seeded random Llama with a byte-level tokenizer as a Hugging Face directory."""
     hidden, heads, kv_heads, head_dim, inner = 32, 4, 2, 8, 64
     rng = np.random.default_rng(seed)
@@ -90,7 +93,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class CheckedEngine(Engine):
     """An engine that audits scheduler and block pool after every step."""
 
-    def step(self):  # noqa: ANN201
+    def step(self):
         outputs = super().step()
         self.check()
         return outputs

@@ -7,9 +7,10 @@ import pkgutil
 import re
 from pathlib import Path
 
-import leadframe
 import numpy as np
 import pytest
+
+import leadframe
 from leadframe import SamplingParams
 from leadframe.config import SchedulerConfig
 from leadframe.kv_cache import KVCacheManager

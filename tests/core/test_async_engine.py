@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+
 from leadframe import SamplingParams
 from leadframe.engine import AsyncEngine, RequestOutput
 from leadframe.engine.async_engine import merge

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pluggy
 import pytest
+
 from leadframe import SamplingParams
 from leadframe.engine import Engine
 from leadframe.errors import DeviceLost, DeviceOOM, PromptTooLong, RequestError
@@ -178,7 +179,9 @@ def test_a_fault_in_one_requests_text_ends_that_request_alone(tiny_llm) -> None:
 
 def test_streamed_text_is_the_whole_text_and_a_stop_string_never_leaks(tiny_llm) -> None:
     llm = tiny_llm()
-    whole = llm.generate("hello", SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))[0]
+    whole = llm.generate("hello", SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))[
+        0
+    ]
     assert len(whole.text) > 12
     for start in range(1, 10):
         stop = whole.text[start : start + 3]

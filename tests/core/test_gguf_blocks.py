@@ -12,7 +12,7 @@ KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 def _stored(kind, rows=5, blocks=3):
     """Random blocks whose half-precision fields are ordinary numbers."""
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    _, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     rng = np.random.default_rng(3)
     raw = rng.integers(0, 256, (rows * blocks, size), dtype=np.uint8)
     halves = {"Q6_K": [208], "Q5_0": [0], "Q4_0": [0], "Q8_0": [0]}.get(kind, [0, 2])

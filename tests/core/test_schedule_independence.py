@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from leadframe import LLM, SamplingParams
 
 _SHARED = [11, 12, 13, 14, 15, 16, 17, 18]

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from leadframe import LLM, SamplingParams
 from leadframe.models import open_checkpoint
-from transformers import AutoModelForCausalLM
 
 PROMPTS = [
     "The capital of France is",

@@ -264,8 +264,7 @@ class AsyncEngine:
     # --- between the two threads --------------------------------------------------------
 
     async def _call(self, fn: Callable[[], Any]) -> Any:
-        if self._death is not None:
-            raise EngineDead(f"the engine stopped: {self._death}") from self._death
+        self._raise_if_dead()
         if self._stopping:
             raise EngineDead("the engine is shutting down")
         loop = asyncio.get_running_loop()
@@ -287,10 +286,13 @@ class AsyncEngine:
             loop.call_soon_threadsafe(settle, result, error)
 
         self._post(command)
-        if self._death is not None and not future.done():
-            # The engine may have died after the check above and never look at its queue again.
-            raise EngineDead(f"the engine stopped: {self._death}") from self._death
+        # The engine may have died after the first check and never look at its queue again.
+        self._raise_if_dead()
         return await future
+
+    def _raise_if_dead(self) -> None:
+        if self._death is not None:
+            raise EngineDead(f"the engine stopped: {self._death}") from self._death
 
     def _post(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
