@@ -149,6 +149,9 @@ class TpuBackend:
 
     def kv_alloc(self, spec: KVSpec, num_blocks: int) -> KV:
         """Allocates zeroed blocks, one array a layer."""
+        if spec.dtype not in self.caps.kv_dtypes:
+            offered = ", ".join(self.caps.kv_dtypes)
+            raise Unsupported("kv_alloc", spec, f"KV dtype {spec.dtype} is none of {offered}")
         requested = self.kv_block_bytes(spec) * num_blocks
         self._reserve(requested, "kv")
         with device_errors("kv", requested, self._free):
