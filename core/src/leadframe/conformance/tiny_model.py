@@ -159,7 +159,7 @@ class Driver:
                 sequence.tokens.append(int(np.argmax(logits[row])))
 
     def _spec(self, work: Sequence[tuple[Stream, int]], padding: Padding) -> BatchSpec:
-        rows, ids, last = [], [], []
+        rows, ids = [], []
         for sequence, count in work:
             end = sequence.computed + count
             while len(sequence.blocks) * self.block_size < end:

@@ -36,18 +36,13 @@ _DECODE = Shape(decodes=(33, 1, 70, 5), padding=Padding(decodes=1, blocks=2))
 def refit(kit: Kit, problem: Problem, seed: int) -> Problem:
     """Another problem for the same bucket: other lengths, blocks and slots."""
     rng = np.random.default_rng([kit.seed, seed])
-    shape = problem.shape
+    shape, size = problem.shape, problem.shape.block_size
     decodes = tuple(int(n) for n in rng.permutation(shape.decodes))
     chunks = tuple((n, n + int(rng.integers(0, 9))) for n, _ in shape.chunks)
-    other = make_problem(replace(shape, decodes=decodes, chunks=chunks), rng)
-    wanted, found = problem.batch.bucket.num_blocks, other.batch.bucket.num_blocks
-    pad = replace(shape.padding, blocks=shape.padding.blocks + wanted - found)
-    rng = np.random.default_rng([kit.seed, seed])
-    rng.permutation(shape.decodes)
-    for _ in shape.chunks:
-        rng.integers(0, 9)
-    other = make_problem(replace(shape, decodes=decodes, chunks=chunks, padding=pad), rng)
-    return other
+    longest = max([*decodes, *(seq_len for _, seq_len in chunks)])
+    spare = problem.batch.bucket.num_blocks - -(-longest // size)
+    padding = replace(shape.padding, blocks=spare)
+    return make_problem(replace(shape, decodes=decodes, chunks=chunks, padding=padding), rng)
 
 
 def _rounded(kit: Kit, weights: dict[str, Any]) -> dict[str, Any]:
