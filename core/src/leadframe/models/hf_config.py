@@ -20,6 +20,7 @@ from leadframe.models.rope import RopeContext, rope_spec, served_context
 from leadframe.models.spec import Activation, DecoderSpec, LayerSpec, RopeSpec, check_spec
 from leadframe.platform.capabilities import AttnParams
 
+_MAX_LAYERS: Final = 1024
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -96,11 +97,15 @@ def read_hf_config(directory: Path, max_model_len: int | None = None) -> HFConfi
     """
     raw = read_json(directory / "config.json")
     family = _family(raw)
+    raw_text = raw.get("text_config", raw) if family.wrapper else raw
+    _check_depth(raw_text)
     outer = _auto_config(directory)
     config = outer.get_text_config(decoder=True)
-    raw_text = raw.get("text_config", raw) if family.wrapper else raw
     _refuse_unknown(raw_text, config)
-    spec = _spec(config, family, max_model_len)
+    try:
+        spec = _spec(config, family, max_model_len)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnsupportedModel(f"{directory / 'config.json'} is not valid: {error}") from error
     tied = bool(config.tie_word_embeddings or outer.tie_word_embeddings)
     dtype = str(raw_text.get("dtype") or raw_text.get("torch_dtype") or raw.get("dtype") or "")
     return HFConfig(
@@ -136,6 +141,13 @@ def _family(raw: Mapping[str, Any]) -> Family:
             f"the checkpoint is quantised ({method!r}); serve the unquantised one, or a GGUF file"
         )
     return FAMILIES[model_type]
+
+
+def _check_depth(raw: Mapping[str, Any]) -> None:
+    """Config classes build lists of this length before anything else is checked."""
+    layers = raw.get("num_hidden_layers", 1)
+    if isinstance(layers, int) and layers > _MAX_LAYERS:
+        raise UnsupportedModel(f"num_hidden_layers is {layers}; the limit is {_MAX_LAYERS}")
 
 
 def _auto_config(directory: Path) -> Any:

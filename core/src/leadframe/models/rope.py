@@ -64,6 +64,7 @@ _KEYS: Final = {
         "original_max_position_embeddings",
     ),
 }
+_MAX_DIMENSIONS: Final = 4096
 _ALWAYS: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
@@ -119,6 +120,11 @@ class _Params:
     def __init__(self, kind: str, params: Mapping[str, Any], where: RopeContext) -> None:
         self._kind, self._params = kind, params
         self.dim = int(where.head_dim * (params.get("partial_rotary_factor") or 1.0))
+        if not 2 <= self.dim <= _MAX_DIMENSIONS or self.dim % 2:
+            raise UnsupportedModel(
+                f"{self.dim} dimensions of a head are rotated; it must be an even number of at "
+                f"most {_MAX_DIMENSIONS}"
+            )
         self.theta = self.number("rope_theta")
 
     def number(self, name: str) -> float:
