@@ -110,6 +110,15 @@ def test_an_exception_inside_a_step_names_the_op():
     assert caught.value.member == "softcap"
 
 
+def test_what_compile_returns_is_checked():
+    class Odd(ReferenceBackend):
+        def compile(self, step, bucket, weights, kv, capture=True):
+            return step
+
+    with pytest.raises(ContractViolation, match="it has no 'run'"):
+        guard(Odd()).compile(len, BATCH.bucket, {}, [])
+
+
 def test_the_guard_costs_a_step_next_to_nothing():
     plain, guarded = ReferenceBackend(), guard(ReferenceBackend())
 

@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping
 from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from leadframe.errors import BackendBug, LeadframeError
+from leadframe.errors import BackendBug, ContractViolation, LeadframeError
 from leadframe.platform.backend import MEMBERS, Backend, CompiledStep
 from leadframe.platform.batch import StepBatch
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+_STEP_MEMBERS = ("run", "close", "bytes", "compile_seconds", "capture_seconds", "cache_hit")
 
 
 def _guarded(member: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -101,8 +104,17 @@ class GuardedBackend:
         self._compile = _guarded("compile", backend.compile)
 
     def compile(self, *args: Any, **kwargs: Any) -> GuardedStep:
-        """Makes a step ready for a bucket."""
-        return GuardedStep(self._compile(*args, **kwargs), self.ops)
+        """Makes a step ready for a bucket.
+
+        Raises:
+          ContractViolation: what the backend returned is no `CompiledStep`.
+        """
+        step: object = self._compile(*args, **kwargs)
+        missing = [name for name in _STEP_MEMBERS if not hasattr(step, name)]
+        if missing:
+            subject = f"what compile returned ({type(step).__name__})"
+            raise ContractViolation(subject, [f"it has no {name!r}" for name in missing])
+        return GuardedStep(cast(CompiledStep, step), self.ops)
 
 
 def guard(backend: Backend) -> Backend:
