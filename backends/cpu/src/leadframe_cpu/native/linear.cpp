@@ -30,8 +30,9 @@ struct Rows {  // how M rows divide into tiles
   int64_t start(int64_t tile) const { return m / tiles * tile + (tile < m % tiles ? tile : m % tiles); }
 };
 
-// c[R][PANEL] = (c or 0) + a[k][R] * panel[k][PANEL] for k in [begin, end).
-template <class F, int R>
+// c[R][PANEL] = (c or 0) + a[k][R] * panel[k][PANEL] for k in [begin, end). With every input, LINES
+// cache lines of `ahead` are asked for.
+template <class F, int R, int LINES>
 void tile(const float* a, const char* panel, int64_t begin, int64_t end, float* c,
           const char* ahead) {
   vf acc[R][PANEL_VECTORS];
@@ -41,7 +42,9 @@ void tile(const float* a, const char* panel, int64_t begin, int64_t end, float* 
     for (int v = 0; v < PANEL_VECTORS; v++)
       acc[r][v] = begin ? load(c + r * PANEL + v * W) : vf{};
   F::template each<1>(panel, 0, begin, end, [&](int64_t k, const Lanes<1>& w) LF_INLINE_LAMBDA {
-    if (ahead) __builtin_prefetch(ahead + k * 64, 0, 2);
+    LF_UNROLL
+    for (int line = 0; line < LINES; line++)
+      __builtin_prefetch(ahead + (k * LINES + line) * 64, 0, 2);
     LF_UNROLL
     for (int r = 0; r < R; r++) {
       vf x = splat(a[k * R + r]);
@@ -70,14 +73,17 @@ void row_tile(const float* a, const char* panel, int64_t stride, int64_t k, floa
 
 typedef void (*Tile)(const float*, const char*, int64_t, int64_t, float*, const char*);
 
+constexpr int PANEL_LINES = PANEL * 4 / 64;  // cache lines an input of a plain panel
+constexpr int64_t AHEAD_BYTES = 4096;        // how far before its use a stream is asked for
+
 // Rows up to which weights that are not plain floats are decoded in registers, again for each tile.
 constexpr int MAX_DECODED_ROWS = 4;
 
-template <class F, int R = F::IS_FLOAT ? MAX_ROWS : MAX_DECODED_ROWS>
+template <class F, int LINES, int R = F::IS_FLOAT ? MAX_ROWS : MAX_DECODED_ROWS>
 Tile tile_of(int64_t rows) {
   if constexpr (R > 1)
-    if (rows < R) return tile_of<F, R - 1>(rows);
-  return tile<F, R>;
+    if (rows < R) return tile_of<F, LINES, R - 1>(rows);
+  return tile<F, R, LINES>;
 }
 
 template <class F>
@@ -146,7 +152,8 @@ struct Product {
     int64_t row0 = rows.start(first), count = rows.start(last) - row0;
     float* c = scratch(WORK, count * PANEL + K_BLOCK * PANEL);
     if (last - first == 1 && (F::IS_FLOAT || count <= MAX_DECODED_ROWS)) {
-      tile_of<F>(count)(a + row0 * args.k, panel, 0, args.k, c, nullptr);
+      tile_of<F, F::IS_FLOAT ? PANEL_LINES : 0>(count)(a + row0 * args.k, panel, 0, args.k, c,
+                                                       panel + AHEAD_BYTES);
     } else {
       many_tiles(panel, first, last, c, c + count * PANEL);
     }
@@ -165,16 +172,14 @@ struct Product {
       for (int64_t t = first; t < last; t++) {
         int64_t row = rows.start(t), count = rows.start(t + 1) - row;
         // while this panel is used again and again, the next one comes: a part with every tile
-        const char* ahead = nullptr;
-        if (F::IS_FLOAT && t - first < PANEL_LINES)
-          ahead = panel + panel_bytes + (k0 * PANEL_LINES + (t - first) * (k1 - k0) - k0) * 64;
-        tile_of<Plain<float>>(count)(a + row * args.k, values, k0, k1, c + (row - row0) * PANEL,
-                                     ahead);
+        bool fetches = F::IS_FLOAT && t - first < PANEL_LINES;
+        const char* ahead =
+            panel + panel_bytes + (k0 * PANEL_LINES + (t - first) * (k1 - k0) - k0) * 64;
+        Tile product = fetches ? tile_of<Plain<float>, 1>(count) : tile_of<Plain<float>, 0>(count);
+        product(a + row * args.k, values, k0, k1, c + (row - row0) * PANEL, ahead);
       }
     }
   }
-
-  static constexpr int PANEL_LINES = PANEL * 4 / 64;  // cache lines an input
 };
 
 // A single row. Its sums are few: several panels at a time hide the latency of memory, and of the

@@ -47,7 +47,16 @@ struct f16 {
   uint16_t bits;
 };
 
-inline vf splat(float x) { return vf{} + x; }
+// Not `vf{} + x`: that is an addition, because it turns -0 into 0.
+inline vf splat(float x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_set1_ps(x);
+#elif defined(LF_AVX2)
+  return (vf)_mm256_set1_ps(x);
+#else
+  return vf{x, x, x, x};
+#endif
+}
 inline vi splat_int(int32_t x) { return vi{} + x; }
 
 inline vf fma(vf a, vf b, vf c) {
