@@ -222,6 +222,13 @@ def test_min_tokens_holds_back_every_kind_of_stop(tiny_llm) -> None:
     done = llm.generate(PROMPTS[0], text_stop)[0]
     assert len(done.token_ids) >= 4
     assert done.text.startswith(free.text[0])
+    boundary = len(llm.tokenizer.decode(free.token_ids[:3])) - 1
+    across = free.text[boundary : boundary + 2]  # ends in the fourth token
+    straddles = SamplingParams(
+        temperature=0.0, max_tokens=8, stop=[across], min_tokens=4, ignore_eos=True
+    )
+    done = llm.generate(PROMPTS[0], straddles)[0]
+    assert (done.text, len(done.token_ids)) == (free.text[:boundary], 4)
 
 
 def test_end_of_sequence_is_in_the_ids_and_not_in_the_text(tiny_llm) -> None:
@@ -233,6 +240,16 @@ def test_end_of_sequence_is_in_the_ids_and_not_in_the_text(tiny_llm) -> None:
     done = llm.generate(PROMPTS[0], params)[0]
     assert (done.token_ids, done.text) == ([eos], "")
     assert done.finish_reason is FinishReason.STOP
+
+
+def test_a_stop_string_that_is_a_special_token_stops(tiny_llm) -> None:
+    llm = tiny_llm()
+    eos = llm.engine.model_info.eos_token_ids[0]
+    params = SamplingParams(
+        temperature=0.0, max_tokens=8, ignore_eos=True, stop=["</s>"], logit_bias={eos: 100.0}
+    )
+    done = llm.generate(PROMPTS[0], params)[0]
+    assert (done.token_ids, done.text, done.stop_reason) == ([eos], "", "</s>")
 
 
 @pytest.mark.parametrize("budget", [5, 64])

@@ -7,6 +7,7 @@ here. The process is named as a module, because the core imports no array librar
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | {"TQDM_DISABLE": "1"},
         )
         self.pid = self._process.pid
         self.name = str(self._read()["name"])

@@ -32,6 +32,7 @@ def build_request(
     limits: RequestLimits,
     *,
     seed: int,
+    extra_stop_ids: frozenset[int] = frozenset(),
     priority: int = 0,
     cache_salt: str = "",
 ) -> Request:
@@ -43,6 +44,7 @@ def build_request(
       params: how to sample.
       limits: what the model allows.
       seed: what the draws depend on.
+      extra_stop_ids: further tokens that end the request.
       priority: lower runs sooner.
       cache_salt: separates prefix-cache entries.
 
@@ -53,7 +55,7 @@ def build_request(
     prompt = list(prompt_token_ids)
     _check_prompt(prompt, limits.vocab_size)
     params.check_vocabulary(limits.vocab_size)
-    stop_ids = frozenset(params.stop_token_ids)
+    stop_ids = extra_stop_ids.union(params.stop_token_ids)
     if not params.ignore_eos:
         stop_ids |= limits.eos_token_ids
     return Request(

@@ -105,6 +105,7 @@ class Engine:
             params,
             self._limits,
             seed=self._seed(params),
+            extra_stop_ids=frozenset(self._processor.special_stops(params)),
             priority=priority,
             cache_salt=cache_salt,
         )

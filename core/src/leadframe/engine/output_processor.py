@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from leadframe.engine.outputs import RequestOutput, TokenLogprobs
 from leadframe.request import FinishReason, Request
+from leadframe.sampling_params import SamplingParams
 from leadframe.tokenizer import Detokenizer, StopChecker, Tokenizer
 
 
@@ -22,6 +23,7 @@ class _Stream:
     stops: StopChecker
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs_sent: bool = False
+    matched: bool = False
 
 
 class OutputProcessor:
@@ -70,14 +72,16 @@ class OutputProcessor:
         if stream.detokenizer is None or self._is_silent(request, token):
             return "", None
         text = stream.detokenizer.push([token])
-        if len(request.output_token_ids) < request.params.min_tokens:
-            return text, None
-        return stream.stops.push(text)
+        armed = len(request.output_token_ids) >= request.params.min_tokens
+        emitted, stop = stream.stops.push(text, armed=armed)
+        stream.matched = stop is not None
+        return emitted, stop
 
     def finish(self, request: Request) -> str:
         """Ends the text of a request and returns what was still held back."""
         stream = self._streams.pop(request.request_id)
-        if stream.detokenizer is None or isinstance(request.stop_reason, str):
+        self._name_special_stop(request)
+        if stream.detokenizer is None or stream.matched:
             return ""
         tail = stream.detokenizer.finish()
         emitted, matched = stream.stops.push(tail) if tail else ("", None)
@@ -85,6 +89,21 @@ class OutputProcessor:
             request.stop_reason = matched
             return emitted
         return emitted + stream.stops.flush()
+
+    def special_stops(self, params: SamplingParams) -> dict[int, str]:
+        """Returns the stop strings that are the text of a special token, by its id.
+
+        Their text never appears when special tokens are skipped, so the token itself must stop.
+        """
+        if self._tokenizer is None or not params.skip_special_tokens:
+            return {}
+        ids = {text: self._tokenizer.special_token_id(text) for text in params.stop}
+        return {token: text for text, token in ids.items() if token is not None}
+
+    def _name_special_stop(self, request: Request) -> None:
+        if request.finish_reason is FinishReason.STOP and request.stop_reason is None:
+            stops = self.special_stops(request.params)
+            request.stop_reason = stops.get(request.output_token_ids[-1])
 
     def discard(self, request: Request) -> None:
         """Forgets a request that was aborted."""

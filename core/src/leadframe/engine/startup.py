@@ -14,7 +14,7 @@ from pathlib import Path
 
 from leadframe.config import EngineConfig
 from leadframe.engine.kv_sizing import KVPlan, memory_fraction, size_kv_cache
-from leadframe.errors import ConfigError
+from leadframe.errors import ConfigError, UnsupportedModel
 from leadframe.kv_cache import KVCacheManager
 from leadframe.metrics import EngineMetrics, StartupLedger
 from leadframe.models import Checkpoint, ModelInfo, load_weights, open_checkpoint
@@ -78,6 +78,11 @@ def build_parts(
       ModelError: the model cannot be loaded.
       PlatformError: the device cannot be used.
     """
+    if config.model_impl == "transformers":
+        raise UnsupportedModel(
+            "--model-impl transformers is not part of this version; leave it at auto, which serves "
+            "the architectures that have a native model"
+        )
     ledger = ledger or StartupLedger()
     selection = None
     if backend is None:
@@ -85,7 +90,7 @@ def build_parts(
         selection = select_device(config.device.device, environment)
     with ledger.phase("import"):
         if checkpoint is None:
-            checkpoint = open_checkpoint(config.model)
+            checkpoint = open_checkpoint(config.model, max_model_len=config.max_model_len)
         if backend is None:
             assert selection is not None
             backend = _create(selection, config, checkpoint)
