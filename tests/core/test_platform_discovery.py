@@ -323,11 +323,18 @@ def test_kernels_of_others_are_found_by_the_platform_that_they_extend():
     assert extra_kernels("third", points) == ()
 
 
+def test_a_newer_plugin_may_offer_kernels_for_ops_that_this_core_does_not_know():
+    newer = _kernel_plugin([KERNEL, replace(KERNEL, op="warp")], contract=(1, 9))
+    assert extra_kernels("dev", [point(newer)]) == (KERNEL,)
+
+
 @pytest.mark.parametrize(
     ("module", "error"),
     [
         (ImportError("boom"), PluginLoadError),
         (_kernel_plugin([1]), ContractViolation),
+        (_kernel_plugin([replace(KERNEL, op="linaer")]), ContractViolation),
+        (_kernel_plugin([replace(KERNEL, fn=lambda x: x)]), ContractViolation),
         (_kernel_plugin([KERNEL], contract=(9, 0), min_contract=(9, 0)), IncompatibleContract),
         (types.SimpleNamespace(platform_info=hookimpl(_info())), ContractViolation),
     ],

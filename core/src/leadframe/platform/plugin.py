@@ -22,8 +22,10 @@ from leadframe.platform.info import (
     PlatformInfo,
 )
 from leadframe.platform.negotiation import check_contract
+from leadframe.platform.ops import OP_NAMES
 from leadframe.platform.timeout import detect_timeout, run_with_timeout
-from leadframe.platform.validate import check_info
+from leadframe.platform.validate import check_info, kernel_problems
+from leadframe.platform.version import CONTRACT
 
 _Result = TypeVar("_Result")
 
@@ -119,8 +121,19 @@ class Plugin:
         return self._many("platform_options", OptionSpec)
 
     def kernels(self, platform: str) -> tuple[KernelImpl, ...]:
-        """Lists the kernels that the plugin offers for a platform."""
-        return self._many("platform_kernels", KernelImpl, platform=platform)
+        """Lists the kernels that the plugin offers for a platform.
+
+        Raises:
+          ContractViolation: one is for an op that does not exist, or cannot be called as it.
+        """
+        kernels = self._many("platform_kernels", KernelImpl, platform=platform)
+        if self._info is not None and self._info.contract > CONTRACT:
+            # a newer minor version may have ops that this core does not know
+            kernels = tuple(kernel for kernel in kernels if kernel.op in OP_NAMES)
+        problems = [problem for kernel in kernels for problem in kernel_problems(kernel)]
+        if problems:
+            raise ContractViolation(str(self), problems)
+        return kernels
 
     def conformance(self) -> ConformanceNotes:
         """Returns what the plugin tells the conformance kit."""

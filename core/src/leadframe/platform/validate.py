@@ -10,7 +10,7 @@ from typing import Any, get_args
 from leadframe.errors import ContractViolation
 from leadframe.platform.backend import MEMBERS, Backend
 from leadframe.platform.capabilities import Capabilities, OpSpec
-from leadframe.platform.info import PlatformInfo
+from leadframe.platform.info import KernelImpl, PlatformInfo
 from leadframe.platform.names import did_you_mean
 from leadframe.platform.namespace import PRIMITIVES
 from leadframe.platform.ops import OP_NAMES, REQUIRED_OPS, Ops
@@ -146,6 +146,16 @@ def _ops_problems(ops: object, is_known: bool) -> Iterator[str]:
             yield from signature_problems(f"op {name!r}", function, getattr(Ops, name))
 
 
+def kernel_problems(kernel: KernelImpl) -> Iterator[str]:
+    """Yields the problems of a kernel that a plugin offers."""
+    what = f"kernel {kernel.name!r}"
+    if kernel.op not in OP_NAMES:
+        hint = did_you_mean(kernel.op, OP_NAMES)
+        yield f"{what} is for op {kernel.op!r}, which does not exist{hint}"
+    else:
+        yield from signature_problems(what, kernel.fn, getattr(Ops, kernel.op))
+
+
 def caps_problems(caps: object) -> Iterator[str]:
     """Yields the problems of a `Capabilities`."""
     if not isinstance(caps, Capabilities):
@@ -200,4 +210,10 @@ def _why_not_problems(caps: Capabilities) -> Iterator[str]:
         yield f"caps.why_not returned {answer!r}; it must be a reason or None"
 
 
-__all__ = ["caps_problems", "check_info", "signature_problems", "validate_backend"]
+__all__ = [
+    "caps_problems",
+    "check_info",
+    "kernel_problems",
+    "signature_problems",
+    "validate_backend",
+]
