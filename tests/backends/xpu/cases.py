@@ -44,6 +44,8 @@ CASES = {
     "mixed": Case(DECODES + CHUNKS, 5),
     "mixed padded": Case(DECODES + CHUNKS, 5, PADDED),
     "decodes padded": Case(DECODES, 5, Padding(decodes=3)),
+    # with its padding, rows * longest row is the number of tokens
+    "looks even": Case(((4, 4), (2, 9)), 0, Padding(tokens=2)),
     "one chunk padded": Case(((5, 5),), 0, Padding(tokens=3)),
     "window": Case(DECODES + CHUNKS, 5, PADDED, window=5),
     "window of one": Case(DECODES + CHUNKS, 5, window=1),
@@ -109,8 +111,12 @@ def run_case(backend, case: Case, dtype: torch.dtype, *, poison: float | None = 
         content = np.where(_readable(case, spec)[:, None, :, None, None], content, poison)
     arrays = step_arrays(case)
     tokens = arrays.bucket.num_tokens
-    q = random((tokens, case.heads, case.dim), 2, dtype)
-    k, v = (random((tokens, case.kv_heads, case.dim), seed, dtype) for seed in (3, 4))
+    # heads apart from each other, as no kernel takes them
+    q = random((case.heads, tokens, case.dim), 2, dtype).transpose(0, 1)
+    k, v = (random((case.kv_heads, tokens, case.dim), s, dtype).transpose(0, 1) for s in (3, 4))
+    if poison is not None:
+        padding = np.setdiff1d(np.arange(tokens), live_tokens(spec))
+        k[padding] = v[padding] = poison
     ids = list(range(num_blocks(case)))
     layer = backend.kv_write(kv[0], ids, content.astype(np.float32))
     plan = backend.ops["plan"](arrays, case.params)

@@ -25,11 +25,17 @@ def int32(name, tensor):
     return tensor.numpy()
 
 
+def packed(name, tensor):
+    is_packed = tensor.shape[1] == 1 or tensor.stride(1) == tensor.shape[2]
+    need(is_packed and tensor.stride(2) == 1, f"{name} has its heads apart")
+
+
 def write_nhd(key, value, key_cache, value_cache, slots):
     """`reshape_and_cache_flash`: caches [N, block_size, K, D], int64 slots."""
     need(slots.dtype == torch.int64, f"slots are {slots.dtype}")
     need(slots.shape[0] <= key.shape[0], "more slots than tokens")
-    need(key.stride(2) == 1 and value.stride(2) == 1, "heads are strided")
+    packed("key", key)
+    packed("value", value)
     for cache, rows in ((key_cache, key), (value_cache, value)):
         need(cache.is_contiguous(), "the cache is not [N, block_size, K, D] in memory")
         need(cache.dtype == rows.dtype, "cache and rows differ in type")
@@ -42,6 +48,7 @@ def write_nhd(key, value, key_cache, value_cache, slots):
 
 def attend_nhd(out, q, keys, values, starts, lens, table, scale, left, right, cap):
     """Causal paged attention; rows without tokens are skipped, rows without keys are NaN."""
+    packed("query", q)
     size, heads = keys.shape[1], q.shape[1]
     group = heads // keys.shape[2]
     for row in range(len(lens)):

@@ -67,6 +67,7 @@ def test_where_nothing_may_be_read_minus_one_goes_to_the_null_block(cases):
     )
     assert plan.slots[3] == plan.arrays.slots[3] == 0
     assert plan.slots.min() == 0
+    assert (plan.kv_lens >= arrays.query_start.diff()).all()
     assert plan.max_query == arrays.bucket.num_tokens - arrays.bucket.num_decodes
 
 

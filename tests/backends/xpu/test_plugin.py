@@ -100,6 +100,16 @@ def test_listing_imports_no_array_library():
     assert json.loads(result.stdout) == []
 
 
+@pytest.mark.parametrize(
+    ("installed", "nodes", "kind"),
+    [(IPEX_HOST, [], "test"), (IPEX_HOST, ["a GPU"], "accelerator"), (GPU, [], "accelerator")],
+)
+def test_auto_never_takes_the_host_for_an_accelerator(monkeypatch, installed, nodes, kind):
+    monkeypatch.setattr(plugin, "read_installed", lambda: installed)
+    monkeypatch.setattr(plugin, "render_nodes", lambda: nodes)
+    assert plugin.platform_info().kind == kind
+
+
 def test_the_host_is_never_taken_for_a_gpu():
     host = Device(0, "host", arch=HOST_ARCH)
     with pytest.raises(DeviceNotFound, match=r"no Intel GPU.*CPU build.*-o target=host"):
@@ -129,14 +139,17 @@ def test_a_gpu_that_torch_does_not_see_is_no_device():
 def test_a_failing_import_of_ipex_is_a_load_error(monkeypatch):
     """Its version check calls os.exit, which does not exist."""
 
+    hidden = []
+
     def fail(name):
-        assert sys.modules["transformers"] is None
+        hidden.append(sys.modules["transformers"] is None)
         raise AttributeError("module 'os' has no attribute 'exit'")
 
     monkeypatch.setattr(libraries.importlib, "import_module", fail)
     monkeypatch.setitem(sys.modules, "transformers", plugin)
     with pytest.raises(PluginLoadError, match=f"next to torch {torch.__version__[:4]}"):
         libraries.load_ipex()
+    assert hidden == [True]
     assert sys.modules["transformers"] is plugin
 
 
