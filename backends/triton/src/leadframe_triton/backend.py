@@ -116,9 +116,9 @@ class TritonBackend(TorchBackend):
         """Copies a host array, or this rank's part of a weight, through pinned memory."""
         if self._uploader is None:
             return super().upload(source, dtype, partition, role)
-        host = from_host(np.ascontiguousarray(read_part(source, partition, self._rank)))
-        target = host.dtype if dtype is None else torch_dtype(dtype)
-        with self.errors("load", host.numel() * target.itemsize):
+        host = read_part(source, partition, self._rank)
+        target = None if dtype is None else torch_dtype(dtype)
+        with self.errors("load", host.nbytes):
             tensor = self._uploader.copy(host, target)
         self.held.add(tensor)
         return tensor

@@ -43,6 +43,7 @@ def capabilities(arch: Arch, *, batch_invariant: bool = False, graphs: bool = Tr
         graph="record" if graphs and not is_interpreted else "none",
         deterministic=True,
         batch_invariant=batch_invariant,
+        plain_weights=True,
         simulated="interpreter" if is_interpreted else "",
         why_not=why_not,
     )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from leadframe_torch.dtypes import torch_dtype
 
 CHUNK_BYTES: Final = 32 << 20
 _NUM_BUFFERS: Final = 2
 
 
 class PinnedUploader:
-    """Copies host tensors to a device through two pinned buffers.
+    """Copies host arrays to a device through two pinned buffers.
 
-    A page of ordinary memory must first be copied to a pinned one by the driver; doing it here,
-    one chunk ahead, overlaps that copy with the transfer.
+    A page of ordinary memory, or of a mapped file, must first be copied to a pinned one by the
+    driver; doing it here, one chunk ahead, overlaps that copy with the transfer.
 
     Args:
       device: where the copies go.
@@ -31,28 +35,29 @@ class PinnedUploader:
         self._buffers: list[Tensor] = []
         self._events: list[Any] = []
 
-    def copy(self, host: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns a device copy of a contiguous host tensor, converted on the device."""
-        target = torch.empty(host.shape, dtype=dtype, device=self._device)
-        if not host.numel():
+    def copy(self, host: npt.NDArray[Any], dtype: torch.dtype | None = None) -> Tensor:
+        """Returns a device copy of an array, converted on the device; None keeps its type."""
+        source_dtype = torch_dtype(host.dtype.name)
+        target = torch.empty(host.shape, dtype=dtype or source_dtype, device=self._device)
+        if not host.size:
             return target
         self._allocate()
-        source, flat = host.reshape(-1), target.view(-1)
-        step = max(1, self._chunk_bytes // host.element_size())
-        for place, start in enumerate(range(0, source.numel(), step)):
-            part = source[start : start + step]
-            staged = self._stage(part, place % _NUM_BUFFERS)
+        source, flat = np.ascontiguousarray(host).reshape(-1).view(np.uint8), target.view(-1)
+        step = self._chunk_bytes // source_dtype.itemsize * source_dtype.itemsize
+        for chunk, start in enumerate(range(0, source.size, step)):
+            place = chunk % _NUM_BUFFERS
+            staged = self._stage(source[start : start + step], place).view(source_dtype)
+            first = start // source_dtype.itemsize
             moved = staged.to(self._device, non_blocking=True)
-            flat[start : start + step].copy_(moved)
-            self._events[place % _NUM_BUFFERS].record()
+            flat[first : first + staged.numel()].copy_(moved)
+            self._events[place].record()
         return target
 
-    def _stage(self, part: Tensor, place: int) -> Tensor:
+    def _stage(self, part: npt.NDArray[np.uint8], place: int) -> Tensor:
         """Copies a chunk to a buffer that the device is done with."""
         self._events[place].synchronize()
-        bytes_view = self._buffers[place][: part.numel() * part.element_size()]
-        staged = bytes_view.view(part.dtype)
-        staged.copy_(part)
+        staged = self._buffers[place][: part.size]
+        np.copyto(staged.numpy(), part)
         return staged
 
     def _allocate(self) -> None:

@@ -1,0 +1,146 @@
+"""The script that proves a GPU: that it survives what goes wrong, and runs end to end dry."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[3] / "bench"
+
+
+@pytest.fixture
+def gpu_check(monkeypatch):
+    spec = importlib.util.spec_from_file_location("gpu_check_under_test", BENCH / "gpu_check.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(gpu_check, monkeypatch, tmp_path):
+    """Runs planted stages; returns the result and the file at the end."""
+
+    def go(seconds=100.0, **stages):
+        monkeypatch.setattr(
+            gpu_check, "STAGES", {name: (stage, 50.0) for name, stage in stages.items()}
+        )
+        plan = gpu_check.Plan("cuda", False, tmp_path, time.monotonic() + seconds)
+        target = tmp_path / "deep" / "result.json"
+        return gpu_check.check(plan, list(stages), target), target
+
+    return go
+
+
+def test_a_stage_that_raises_costs_its_own_numbers_only(run):
+    def broken(plan, limit):
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    result, target = run(first=broken, second=lambda plan, limit: {"speed": 1})
+    assert "illegal memory access" in result["stages"]["first"]["error"]
+    assert result["stages"]["second"]["speed"] == 1
+    assert json.loads(target.read_text()) == result
+
+
+def test_results_are_on_disk_after_every_stage(run, tmp_path):
+    seen = []
+    target = tmp_path / "deep" / "result.json"
+
+    def second(plan, limit):
+        seen.append(json.loads(target.read_text())["stages"])
+        return {}
+
+    run(first=lambda plan, limit: {"speed": 1}, second=second)
+    assert seen[0]["first"]["speed"] == 1
+
+
+def test_a_limit_ends_the_run_and_says_so(run):
+    result, _ = run(seconds=0.5, first=lambda plan, limit: {})
+    assert result["stages"]["first"]["error"] == "no time left"
+
+
+def test_a_stage_gets_what_is_left_of_the_time(run):
+    limits = []
+
+    def stage(plan, limit):
+        limits.append(limit)
+        return {}
+
+    run(seconds=10.0, first=stage)
+    run(seconds=500.0, first=stage)
+    assert limits[0] <= 10.0
+    assert limits[1] == 50.0
+
+
+def test_a_script_that_hangs_is_stopped_and_keeps_its_report(gpu_check, monkeypatch, tmp_path):
+    script = (
+        "import sys, time; path = sys.argv[sys.argv.index('--report') + 1]\n"
+        "open(path, 'w').write('{\"copy\": 3}'); time.sleep(60)\n"
+    )
+    (tmp_path / "gpu_slow.py").write_text(script)
+    monkeypatch.setattr(gpu_check, "HERE", tmp_path)
+    plan = gpu_check.Plan("cuda", False, tmp_path, time.monotonic() + 100)
+    outcome = gpu_check.script("slow")(plan, 5.0)
+    assert outcome == {"copy": 3, "error": "stopped after 5 s"}
+
+
+def test_goals_are_compared_with_what_was_measured(gpu_check):
+    problems = {
+        "decode 32x1@4096 H32/8 D128": {"share_of_copy_bandwidth": 0.8},
+        "prefill 1x8192@8192 H32/8 D128": {"share_of_matmul_peak": 0.5},
+    }
+    stages = {
+        "roofline": {"problems": problems},
+        "engine_1b": {"captured_1": {"host_gap_microseconds": 120.0}, "seconds": 3.0},
+        "engine_8b": {"captured_1": {"host_gap_microseconds": 500.0}},
+    }
+    goals = gpu_check.compare(stages)
+    assert [goal["met"] for goal in goals.values()] == [True, False, False]
+    assert goals["host_gap_microseconds"]["measured"] == 500.0
+    assert gpu_check.compare({}) == {}
+
+
+def test_the_problems_that_goals_name_are_measured(gpu_check, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import gpu_roofline
+
+    names = [problem.name for problem in gpu_roofline.PROBLEMS]
+    source = (BENCH / "gpu_check.py").read_text()
+    assert "decode 32x1@4096 H32/8 D128" in names
+    assert "prefill 1x8192@8192 H32/8 D128" in names
+    assert all(f'"{name}"' in source for name in names[:1] + names[6:7])
+    decode, prefill = gpu_roofline.PROBLEMS[0], gpu_roofline.Problem(1, 4, 4, 1, 1, 16)
+    assert decode.kv_bytes == 32 * 4096 * 8 * 128 * 2 * 2
+    assert prefill.operations == 4 * 16 * (1 + 2 + 3 + 4)
+
+
+@pytest.mark.timeout(280)
+def test_a_dry_run_goes_through_every_stage(tmp_path):
+    report = tmp_path / "dry.json"
+    stages = "facts,roofline,engine_1b"  # the kit has tests of its own
+    command = [
+        str(BENCH / "gpu_check.sh"),
+        "--dry-run",
+        "--stages",
+        stages,
+        "--report",
+        str(report),
+    ]
+    environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    found = json.loads(report.read_text())["stages"]
+    assert list(found) == stages.split(",")
+    rows = found["roofline"]["problems"].values()
+    assert len(rows) == 3
+    assert all(row["ours_microseconds"] > 0 for row in rows)
+    assert found["engine_1b"]["captured_2"]["tokens_per_second"] > 0
+    assert found["engine_1b"]["eager_2"]["step_over_floor"] > 0
