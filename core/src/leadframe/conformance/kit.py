@@ -195,7 +195,7 @@ class Kit:
         if differs.any():
             where = _first(differs)
             raise ConformanceFailure(
-                f"{what}: {got[where]!r} at {where}, expected {want[where]!r}; "
+                f"{what}: {got[where]} at {where}, expected {want[where]}; "
                 f"{int(differs.sum())} of {differs.size} differ"
             )
 
