@@ -103,8 +103,9 @@ def curl_line(base: str, has_template: bool, has_key: bool) -> str:
     if has_template:
         path = "/v1/chat/completions"
         body: dict[str, object] = {
-            "messages": [{"role": "user", "content": "What is a lead frame?"}],
+            "messages": [{"role": "user", "content": "Why is the sky blue?"}],
             "max_tokens": 64,
+            "temperature": 0,
         }
     else:
         path, body = "/v1/completions", {"prompt": "A lead frame is", "max_tokens": 32}
