@@ -21,8 +21,7 @@ struct Args {  // eight bytes a field; see native_ops.py
   int64_t is_bf16;  // of x and y
 };
 
-constexpr int64_t K_BLOCK = 512;      // inputs that a panel keeps in the first cache levels
-constexpr int TILES_A_BLOCK = 12;     // row tiles that share a panel while it is there
+constexpr int64_t MAX_K_BLOCK = 768;  // inputs that a panel keeps in the first cache levels
 
 struct Rows {  // how M rows divide into tiles
   int64_t m, tiles;
@@ -30,17 +29,17 @@ struct Rows {  // how M rows divide into tiles
   int64_t start(int64_t tile) const { return m / tiles * tile + (tile < m % tiles ? tile : m % tiles); }
 };
 
-// c[R][PANEL] = (c or 0) + a[k][R] * panel[k][PANEL] for k in [begin, end). With every input, LINES
-// cache lines of `ahead` are asked for.
+// c[R][PANEL] = (c or 0) + a[k][R] * panel[k][PANEL] for k in [begin, end); a row of c is `stride`
+// apart. With every input, LINES cache lines of `ahead` are asked for.
 template <class F, int R, int LINES>
-void tile(const float* a, const char* panel, int64_t begin, int64_t end, float* c,
+void tile(const float* a, const char* panel, int64_t begin, int64_t end, float* c, int64_t stride,
           const char* ahead) {
   vf acc[R][PANEL_VECTORS];
   LF_UNROLL
   for (int r = 0; r < R; r++)
     LF_UNROLL
     for (int v = 0; v < PANEL_VECTORS; v++)
-      acc[r][v] = begin ? load(c + r * PANEL + v * W) : vf{};
+      acc[r][v] = begin ? load(c + r * stride + v * W) : vf{};
   F::template each<1>(panel, 0, begin, end, [&](int64_t k, const Lanes<1>& w) LF_INLINE_LAMBDA {
     LF_UNROLL
     for (int line = 0; line < LINES; line++)
@@ -55,7 +54,7 @@ void tile(const float* a, const char* panel, int64_t begin, int64_t end, float* 
   LF_UNROLL
   for (int r = 0; r < R; r++)
     LF_UNROLL
-    for (int v = 0; v < PANEL_VECTORS; v++) store(c + r * PANEL + v * W, acc[r][v]);
+    for (int v = 0; v < PANEL_VECTORS; v++) store(c + r * stride + v * W, acc[r][v]);
 }
 
 // One row times P panels: as many sums at a time as it takes to hide their latency. c is [P][PANEL].
@@ -71,7 +70,7 @@ void row_tile(const float* a, const char* panel, int64_t stride, int64_t k, floa
   for (int v = 0; v < P * PANEL_VECTORS; v++) store(c + v * W, acc[v]);
 }
 
-typedef void (*Tile)(const float*, const char*, int64_t, int64_t, float*, const char*);
+typedef void (*Tile)(const float*, const char*, int64_t, int64_t, float*, int64_t, const char*);
 
 constexpr int PANEL_LINES = PANEL * 4 / 64;  // cache lines an input of a plain panel
 constexpr int64_t AHEAD_BYTES = 4096;        // how far before its use a stream is asked for
@@ -94,16 +93,28 @@ void decode(const char* panel, int64_t begin, int64_t end, float* out) {
   });
 }
 
+// packed[k][count] = x[count][k] for one tile of rows.
+template <class T>
+void pack_tile(const T* x, int64_t k, int64_t count, float* packed) {
+  int64_t i = 0;
+  // whole vectors are stored: what is too much is overwritten by the next input, so the last few
+  // inputs are left to the loop below
+  for (; i + 2 * W <= k && count <= W; i += W) {
+    vf square[W] = {};
+    for (int64_t r = 0; r < count; r++) square[r] = load(x + r * k + i);
+    transpose(square);
+    for (int64_t j = 0; j < W; j++) store(packed + (i + j) * count, square[j]);
+  }
+  for (; i < k; i++)
+    for (int64_t r = 0; r < count; r++) packed[i * count + r] = to_float(x[r * k + i]);
+}
+
 template <class T>
 void pack_rows(const T* x, int64_t k, const Rows& rows, float* packed) {
   parallel_ranges(rows.tiles, 1 + 65536 / (k * MAX_ROWS), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
-      int64_t first = rows.start(t), count = rows.start(t + 1) - first;
-      float* out = packed + first * k;
-      for (int64_t r = 0; r < count; r++) {
-        const T* in = x + (first + r) * k;
-        for (int64_t i = 0; i < k; i++) out[i * count + r] = to_float(in[i]);
-      }
+      int64_t first = rows.start(t);
+      pack_tile(x + first * k, k, rows.start(t + 1) - first, packed + first * k);
     }
   });
 }
@@ -133,13 +144,17 @@ struct Product {
   const Args& args;
   const Rows rows;
   const float* a;
-  int64_t panels, panel_bytes, block_tiles;
+  int64_t panels, panel_bytes, block_tiles, k_block;
 
   Product(const Args& args, const float* a)
       : args(args), rows(args.m), a(a), panels((args.n + PANEL - 1) / PANEL),
         panel_bytes(F::panel_bytes(args.k)), block_tiles(rows.tiles) {
-    while (block_tiles > TILES_A_BLOCK || (block_tiles > 1 && items() < 3 * threads()))
+    // row tiles that share a panel: more where it must be decoded first
+    constexpr int64_t MOST = F::IS_FLOAT ? 12 : 24;
+    while (block_tiles > MOST || (block_tiles > 1 && items() < 3 * threads()))
       block_tiles = (block_tiles + 1) / 2;
+    int64_t blocks = (args.k + MAX_K_BLOCK - 1) / MAX_K_BLOCK;
+    k_block = ((args.k + blocks - 1) / blocks + 31) / 32 * 32;
   }
 
   int64_t items() const { return (rows.tiles + block_tiles - 1) / block_tiles * panels; }
@@ -147,23 +162,27 @@ struct Product {
   // One panel times one block of row tiles.
   void operator()(int64_t item) const {
     int64_t index = item % panels, first = item / panels * block_tiles;
-    int64_t last = first + block_tiles < rows.tiles ? first + block_tiles : rows.tiles;
+    int64_t last = std::min(first + block_tiles, rows.tiles);
     const char* panel = args.weight + index * panel_bytes;
     int64_t row0 = rows.start(first), count = rows.start(last) - row0;
-    float* c = scratch(WORK, count * PANEL + K_BLOCK * PANEL);
-    if (last - first == 1 && (F::IS_FLOAT || count <= MAX_DECODED_ROWS)) {
+    // sums go where they belong at once, unless something is still to be done to them
+    bool is_direct = sizeof(T) == 4 && !args.bias && (index + 1) * PANEL <= args.n;
+    float* decoded = scratch(WORK, k_block * PANEL + (is_direct ? 0 : count * PANEL));
+    float* c = is_direct ? (float*)args.y + row0 * args.n + index * PANEL : decoded + k_block * PANEL;
+    int64_t stride = is_direct ? args.n : PANEL;
+    if (last - first == 1 && (F::IS_FLOAT || count <= MAX_DECODED_ROWS))
       tile_of<F, F::IS_FLOAT ? PANEL_LINES : 0>(count)(a + row0 * args.k, panel, 0, args.k, c,
-                                                       panel + AHEAD_BYTES);
-    } else {
-      many_tiles(panel, first, last, c, c + count * PANEL);
-    }
-    finish(c, count, (T*)args.y, args, row0, index);
+                                                       stride, panel + AHEAD_BYTES);
+    else
+      many_tiles(panel, first, last, c, stride, decoded);
+    if (!is_direct) finish(c, count, (T*)args.y, args, row0, index);
   }
 
-  void many_tiles(const char* panel, int64_t first, int64_t last, float* c, float* decoded) const {
+  void many_tiles(const char* panel, int64_t first, int64_t last, float* c, int64_t stride,
+                  float* decoded) const {
     int64_t row0 = rows.start(first);
-    for (int64_t k0 = 0; k0 < args.k; k0 += K_BLOCK) {
-      int64_t k1 = k0 + K_BLOCK < args.k ? k0 + K_BLOCK : args.k;
+    for (int64_t k0 = 0; k0 < args.k; k0 += k_block) {
+      int64_t k1 = std::min(k0 + k_block, args.k);
       const char* values = panel;
       if (!F::IS_FLOAT) {
         decode<F>(panel, k0, k1, decoded);
@@ -176,7 +195,7 @@ struct Product {
         const char* ahead =
             panel + panel_bytes + (k0 * PANEL_LINES + (t - first) * (k1 - k0) - k0) * 64;
         Tile product = fetches ? tile_of<Plain<float>, 1>(count) : tile_of<Plain<float>, 0>(count);
-        product(a + row * args.k, values, k0, k1, c + (row - row0) * PANEL, ahead);
+        product(a + row * args.k, values, k0, k1, c + (row - row0) * stride, stride, ahead);
       }
     }
   }

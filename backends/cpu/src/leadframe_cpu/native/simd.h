@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -199,5 +200,28 @@ inline vf exp(vf x) {
 
 // tanh as 1 - 2 / (e^2x + 1); exact limits for large |x|, about 1e-7 absolute elsewhere.
 inline vf tanh(vf x) { return 1.0f - 2.0f / (exp(x + x) + 1.0f); }
+
+// Interleaves the low (HIGH 0) or high (HIGH 1) halves of two vectors.
+template <int HIGH, size_t... I>
+inline vf zip(vf a, vf b, std::index_sequence<I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (I % 2 * W + HIGH * W / 2 + I / 2)...);
+#else
+  return __builtin_shuffle(a, b, vi{(int)(I % 2 * W + HIGH * W / 2 + I / 2)...});
+#endif
+}
+
+// Transposes a square of W vectors: log2(W) perfect shuffles of the rows.
+inline void transpose(vf (&x)[W]) {
+  constexpr auto lanes = std::make_index_sequence<W>();
+  for (int round = 1; round < W; round *= 2) {
+    vf y[W];
+    for (int i = 0; i < W / 2; i++) {
+      y[2 * i] = zip<0>(x[i], x[i + W / 2], lanes);
+      y[2 * i + 1] = zip<1>(x[i], x[i + W / 2], lanes);
+    }
+    for (int i = 0; i < W; i++) x[i] = y[i];
+  }
+}
 
 }  // namespace lf
