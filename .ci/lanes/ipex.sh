@@ -44,6 +44,6 @@ if [ "$(cat "$folder/stamp" 2>/dev/null)" != "$stamp" ]; then
 fi
 
 "$bin/pytest" -q -m ipex tests/backends/xpu
-"$bin/leadframe" conformance xpu -o target=host --tier full
+"$bin/leadframe" conformance xpu -o target=host --tier full --fuzz 10s
 "$bin/leadframe" conformance xpu -o target=host -o ipex_decode=single_query --tier core
 "$bin/pytest" -q -m "not slow and not ipex" tests/backends/torch tests/backends/cpu
