@@ -58,7 +58,7 @@ def test_default_tiles_meet_the_limits(toolbox, target):
         "decode_attention",
         "combine_splits",
         "kv_append",
-        "add_rms_norm",
+        "rms_norm",
         "rope",
     }
     assert [row for row in rows if row.problems] == []

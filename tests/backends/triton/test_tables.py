@@ -112,9 +112,9 @@ class TestGate:
         from leadframe_triton.compile_check.resources import Resources
 
         def run(target="sm_90", kernel="decode_attention", needs=True, head_dim=128, **changes):
-            case = Case(kernel, "planted", lambda context, variant: None, needs, head_dim)
+            case = Case("an op", "planted", lambda context, variant: None, needs, head_dim)
             good = Resources(registers=128, spills=0, shared_bytes=1000, tensor_cores="mma.sync")
-            return judge(case, ARCHS[target], replace(good, **changes), 0.0)
+            return judge(kernel, case, ARCHS[target], replace(good, **changes), 0.0)
 
         return run
 
@@ -132,6 +132,7 @@ class TestGate:
 
     def test_a_missing_matrix_instruction_fails(self, judge):
         assert "no matrix instruction" in judge(tensor_cores="").problems[0]
+        assert judge(kernel="combine_splits", tensor_cores="").problems == ()
 
     def test_an_exception_holds_for_its_chip_and_its_limit_only(self, judge):
         accepted = judge(target="gfx1100", head_dim=256, spills=100)

@@ -49,7 +49,7 @@ _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ("ampere", "ragged"): (
         (64, (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3))),
         (128, (Tile(128, 64, 8, 3), Tile(64, 64, 8, 3))),
-        (256, (Tile(64, 32, 8, 3), Tile(32, 32, 8, 3))),
+        (256, (Tile(64, 32, 8, 3),)),
     ),
     ("ampere", "decode"): (
         (64, (Tile(16, 64, 4, 5), Tile(16, 128, 4, 3))),

@@ -38,13 +38,13 @@ _ROWS: Final = (7, 64)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kernel in one configuration.
+    """One op in one configuration; it may launch several kernels.
 
     Attributes:
-      kernel: what the report calls it.
+      kernel: the op, or which of its kernels.
       config: dtype, shape and tile, for people and for `--match`.
       launch: launches it; called with 0 and 1 for two sets of lengths.
-      needs_matrix_unit: matrix instructions must be there.
+      needs_matrix_unit: its product must use matrix instructions.
       head_dim: elements a head, for attention; 0 otherwise.
       in_standard: belongs to the shorter matrix too.
     """

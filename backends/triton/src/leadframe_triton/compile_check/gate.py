@@ -16,8 +16,8 @@ class SpillException:
 
     Attributes:
       family: the chips concerned.
-      kernel: the case's kernel.
-      head_dim: the head dim.
+      kernel: the kernel's name.
+      head_dim: elements a head.
       most: the limit that takes the place of zero.
       reason: why it is not mended.
     """
@@ -73,10 +73,22 @@ class Row:
         return asdict(self)
 
 
-def judge(case: Case, arch: Arch, resources: Resources, seconds: float) -> Row:
-    """Holds a kernel's resources against the limits of an architecture."""
+WITH_PRODUCT: Final = frozenset({"ragged_attention", "decode_attention", "linear"})
+"""Kernels with a matrix product; what else a case launches needs no matrix unit."""
+
+
+def judge(kernel: str, case: Case, arch: Arch, resources: Resources, seconds: float) -> Row:
+    """Holds a kernel's resources against the limits of an architecture.
+
+    Args:
+      kernel: the kernel's name; a case may launch several.
+      case: what launched it.
+      arch: the chip.
+      resources: what it takes.
+      seconds: what compiling the case took.
+    """
     problems = []
-    accepted = _exception(case, arch)
+    accepted = _exception(kernel, case.head_dim, arch)
     if resources.spills > (accepted.most if accepted else 0):
         problems.append(
             f"spills {resources.spills} (limit {accepted.most if accepted else 0}): "
@@ -87,10 +99,11 @@ def judge(case: Case, arch: Arch, resources: Resources, seconds: float) -> Row:
             f"takes {resources.shared_bytes:,} bytes of shared memory, {arch.name} has "
             f"{arch.shared_bytes:,}: use a smaller tile or fewer stages"
         )
-    if case.needs_matrix_unit and not resources.tensor_cores:
+    needs = case.needs_matrix_unit and kernel in WITH_PRODUCT
+    if needs and not resources.tensor_cores:
         problems.append("has no matrix instruction: a dot shape is too small for the matrix unit")
     return Row(
-        case.kernel,
+        kernel,
         case.config,
         arch.name,
         resources.registers,
@@ -103,12 +116,9 @@ def judge(case: Case, arch: Arch, resources: Resources, seconds: float) -> Row:
     )
 
 
-def _exception(case: Case, arch: Arch) -> SpillException | None:
+def _exception(kernel: str, head_dim: int, arch: Arch) -> SpillException | None:
+    wanted = (arch.family, kernel, head_dim)
     for entry in SPILL_EXCEPTIONS:
-        if (entry.family, entry.kernel, entry.head_dim) == (
-            arch.family,
-            case.kernel,
-            case.head_dim,
-        ):
+        if (entry.family, entry.kernel, entry.head_dim) == wanted:
             return entry
     return None

@@ -12,9 +12,6 @@ from leadframe_triton.compile_check.gate import Row, judge
 from leadframe_triton.compile_check.resources import resources_of
 from leadframe_triton.launch import LaunchContext
 
-_HELPERS = ("combine_splits_kernel",)
-"""Kernels that a case launches besides its own, and that have no matrix product."""
-
 
 def check(arch: Arch, cases: Iterable[Case]) -> Iterator[Row]:
     """Yields the rows of each case, as it is compiled."""
@@ -46,8 +43,5 @@ def _check_case(context: LaunchContext, case: Case, recorder: Recorder) -> Itera
 
 
 def _row(case: Case, arch: Arch, launch: Launch, seconds: float) -> Row:
-    resources = resources_of(launch.compiled, arch)
-    if launch.kernel in _HELPERS:
-        helper = Case(launch.kernel.removesuffix("_kernel"), case.config, case.launch)
-        return judge(helper, arch, resources, 0.0)
-    return judge(case, arch, resources, seconds)
+    kernel = launch.kernel.removesuffix("_kernel")
+    return judge(kernel, case, arch, resources_of(launch.compiled, arch), seconds)
