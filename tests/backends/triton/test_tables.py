@@ -73,7 +73,7 @@ def test_claims_follow_the_chip():
     assert hopper.simulated == ""
     assert "float8_e4m3fn" not in capabilities(ARCHS["sm_80"]).kv_dtypes
     assert "float8_e4m3fnuz" in capabilities(ARCHS["gfx942"]).kv_dtypes
-    assert capabilities(ARCHS["sm_90"], graphs=False).graph == "none"
+    assert capabilities(ARCHS["sm_90"], graph="compile").graph == "compile"
 
 
 def test_the_interpreter_claims_no_bfloat16_and_no_silicon():

@@ -47,7 +47,11 @@ def _copy(target: Tensor, source: npt.NDArray[Any]) -> None:
 
 
 class FunctionStep:
-    """A step that runs as Python: eagerly, or through a compiled version of the function."""
+    """A step that runs as Python: eagerly, or through a compiled version of the function.
+
+    Attributes:
+      function: what a run calls.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class FunctionStep:
         weights: Mapping[str, Any],
         device: torch.device,
     ) -> None:
-        self._function, self._weights = function, weights
+        self.function, self._weights = function, weights
         self._inputs = InputBuffers(bucket, device)
         self.bytes = self._inputs.bytes
         self.compile_seconds = 0.0
@@ -67,7 +71,7 @@ class FunctionStep:
         """Uploads the batch and calls the function."""
         self._inputs.fill(batch)
         with torch.inference_mode():
-            return self._function(self._weights, kv_d, self._inputs.arrays)
+            return self.function(self._weights, kv_d, self._inputs.arrays)
 
     def close(self) -> None:
         """Frees the buffers."""
@@ -138,11 +142,16 @@ def traced_step(
     """
     start, misses = time.perf_counter(), _cache_misses()
     step = FunctionStep(_traced(function, bucket), bucket, weights, device)
-    ints, floats = (np.zeros(n, t) for n, t in zip(packed_sizes(bucket), _HOST_TYPES, strict=True))
-    step.run(StepBatch(bucket, ints, floats, live_tokens=0, live_seqs=0, max_seq_len=0), kv)
+    step.run(padding_batch(bucket), kv)
     step.compile_seconds = time.perf_counter() - start
     step.cache_hit = _cache_misses() == misses
     return step
+
+
+def padding_batch(bucket: Bucket) -> StepBatch:
+    """A batch without a live row: running it writes to the null block alone."""
+    ints, floats = (np.zeros(n, t) for n, t in zip(packed_sizes(bucket), _HOST_TYPES, strict=True))
+    return StepBatch(bucket, ints, floats, live_tokens=0, live_seqs=0, max_seq_len=0)
 
 
 def _traced(function: StepFunction, bucket: Bucket) -> StepFunction:

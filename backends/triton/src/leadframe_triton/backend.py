@@ -14,22 +14,26 @@ from leadframe.errors import Unsupported
 from leadframe.platform.backend import (
     KV,
     Array,
+    CompiledStep,
     KVLayer,
     KVLayerSpec,
     KVSpec,
     Partition,
+    StepFunction,
     WeightRole,
     WeightSource,
 )
+from leadframe.platform.batch import Bucket
 from leadframe.platform.host_memory import host_memory
 from leadframe.platform.info import Limits, MemoryInfo
 from leadframe_torch import AcceleratorLayer, CompileMode, DeviceLayer, Holdings, ModuleGraphs
 from leadframe_torch.backend import TorchBackend
 from leadframe_torch.dtypes import from_host, to_host, torch_dtype
 from leadframe_torch.graphs import GraphFactory
+from leadframe_torch.steps import FunctionStep, RecordedStep, padding_batch, traced_step
 from leadframe_torch.weights import read_part
 from leadframe_triton.arch import INTERPRETER, Arch, arch_named
-from leadframe_triton.capabilities import capabilities
+from leadframe_triton.capabilities import GraphKind, capabilities
 from leadframe_triton.launch import LaunchContext, ceil_div
 from leadframe_triton.ops import triton_ops
 from leadframe_triton.tuning import TileTuner
@@ -98,7 +102,7 @@ class TritonBackend(TorchBackend):
         caps = capabilities(
             arch,
             batch_invariant=settings.batch_invariant,
-            graphs=layer.graphs is not None and settings.compile == "eager",
+            graph=_graph_kind(layer, settings),
         )
         super().__init__(layer, caps, compile_mode=settings.compile)
 
@@ -158,11 +162,42 @@ class TritonBackend(TorchBackend):
         super().kv_write(layer_d.view(torch.uint8), block_ids, to_host(rows.view(torch.uint8)))
         return layer_d
 
+    # --- steps ----------------------------------------------------------------------------
+
+    def compile(
+        self,
+        step: StepFunction,
+        bucket: Bucket,
+        weights: Mapping[str, Array],
+        kv: KV,
+        capture: bool = True,
+    ) -> CompiledStep:
+        """Wraps, compiles or records a step; with `compile=step`, records what was compiled."""
+        if not capture or self._settings.compile == "eager":
+            return super().compile(step, bucket, weights, kv, capture)
+        with self.errors("compile", 0):
+            # Tiles are chosen, and perhaps measured, before tracing: it may read no file.
+            FunctionStep(step, bucket, weights, self.device).run(padding_batch(bucket), kv)
+            traced = traced_step(step, bucket, weights, kv, self.device)
+            if self.layer.graphs is None:
+                return traced
+            graphs = self.layer.graphs
+            recorded = RecordedStep(traced.function, bucket, weights, kv, self.device, graphs)
+        recorded.compile_seconds, recorded.cache_hit = traced.compile_seconds, traced.cache_hit
+        traced.close()
+        return recorded
+
     def close(self) -> None:
         """Waits for the device and frees what was held."""
         if self._uploader is not None:
             self._uploader.close()
         super().close()
+
+
+def _graph_kind(layer: DeviceLayer, settings: Settings) -> GraphKind:
+    if layer.graphs is not None:
+        return "record"
+    return "none" if settings.compile == "eager" else "compile"
 
 
 def _as_bytes(spec: KVSpec) -> KVSpec:

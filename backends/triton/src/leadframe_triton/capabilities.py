@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from leadframe.platform.capabilities import Capabilities, OpSpec
 from leadframe_triton.arch import Arch
 from leadframe_triton.tiles import MAX_HEAD_DIM
+
+GraphKind = Literal["none", "record", "compile"]
 
 FEATURES: Final = frozenset({"window", "softcap"})
 HEAD_DIMS: Final = tuple(range(8, MAX_HEAD_DIM + 1, 8))
@@ -18,13 +20,15 @@ _INTERPRETED: Final = ("float32", "float16")
 """Triton's interpreter does integer arithmetic on bfloat16: silently wrong."""
 
 
-def capabilities(arch: Arch, *, batch_invariant: bool = False, graphs: bool = True) -> Capabilities:
+def capabilities(
+    arch: Arch, *, batch_invariant: bool = False, graph: GraphKind = "record"
+) -> Capabilities:
     """Returns the capabilities of a backend.
 
     Args:
       arch: the chip, or the interpreter.
       batch_invariant: the backend runs in batch-invariant mode.
-      graphs: steps are recorded as graphs.
+      graph: what `compile` makes of a step.
     """
     is_interpreted = arch.vendor == "none"
     dtypes = _INTERPRETED if is_interpreted else _DTYPES
@@ -40,7 +44,7 @@ def capabilities(arch: Arch, *, batch_invariant: bool = False, graphs: bool = Tr
         block_sizes=BLOCK_SIZES,
         head_dims=HEAD_DIMS,
         attention_features=FEATURES,
-        graph="record" if graphs and not is_interpreted else "none",
+        graph="none" if is_interpreted else graph,
         deterministic=True,
         batch_invariant=batch_invariant,
         plain_weights=True,

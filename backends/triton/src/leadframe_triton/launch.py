@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import torch
 
 from leadframe_triton.arch import Arch
 from leadframe_triton.tiles import Kind, Tile, tiles_for
 
 
-@dataclass(frozen=True, slots=True)
-class TileKey:
+class TileKey(NamedTuple):
     """What the choice of a tile may depend on: constants of a model, never lengths.
 
     Attributes:
@@ -65,12 +66,14 @@ class LaunchContext:
         return self.num_cores or self.arch.num_cores
 
     def options(self, num_warps: int = 4, num_stages: int = 1, waves: int = 0) -> dict[str, int]:
-        """Launch options of one kernel. Fused multiply-add is set, since its default changes."""
-        options: dict[str, int] = {
-            "num_warps": num_warps,
-            "num_stages": num_stages,
-            "enable_fp_fusion": True,
-        }
+        """Launch options of one kernel.
+
+        Fused multiply-add is set, since Triton's default changes; but not inside torch.compile,
+        whose own launches know fewer options.
+        """
+        options: dict[str, int] = {"num_warps": num_warps, "num_stages": num_stages}
+        if not torch.compiler.is_compiling():
+            options["enable_fp_fusion"] = True
         if waves and self.arch.vendor == "hip":
             options["waves_per_eu"] = waves
         return options

@@ -66,17 +66,21 @@ class TileTuner:
         self._device, self._measure = device, measure
         self._path = path or cache_path()
         self._timer = timer
-        self._chosen: dict[tuple[str, TileKey], Tile] = {}
+        # Keyed by plain tuples: a traced step looks tiles up, and traces nothing else.
+        self._chosen: dict[tuple[object, ...], Tile] = {}
 
     def __call__(self, arch: Arch, key: TileKey) -> Tile:
         """Returns the tile for a key; always the same one."""
-        found = self._chosen.get((arch.name, key))
-        if found is None:
-            found = self._stored(arch, key)
-            if found is None:
-                found = self._best(arch, key) if self._measure else default_tile(arch, key)
-            self._chosen[arch.name, key] = found
-        return found
+        name = (arch.name, *key)
+        if name not in self._chosen:
+            self._chosen[name] = self._choose(arch, key)
+        return self._chosen[name]
+
+    def _choose(self, arch: Arch, key: TileKey) -> Tile:
+        stored = self._stored(arch, key)
+        if stored is not None:
+            return stored
+        return self._best(arch, key) if self._measure else default_tile(arch, key)
 
     def _stored(self, arch: Arch, key: TileKey) -> Tile | None:
         """A stored choice, if it is still among the candidates."""
