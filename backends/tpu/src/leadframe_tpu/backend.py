@@ -135,7 +135,7 @@ class TpuBackend:
         if self._target.interpret:
             self._reserve(requested, "load")
         with device_errors("load", requested, self._free):
-            return self._ledger.hold(self._ranks.upload(source, target, partition))
+            return self._ledger.hold(self._ranks.upload(source, target, partition, role))
 
     def download(self, array: Array) -> npt.NDArray[Any]:
         """Copies an array to the host; bfloat16 arrives as float32."""

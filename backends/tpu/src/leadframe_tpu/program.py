@@ -28,6 +28,7 @@ def lower_step(
     weights: Mapping[str, Any],
     kv: Sequence[KVBlocks],
     ranks: Ranks,
+    platform: str | None = None,
 ) -> jax.stages.Lowered:
     """Traces a step for a bucket and lowers it for the devices of the ranks.
 
@@ -37,6 +38,7 @@ def lower_step(
       weights: arrays, or `jax.ShapeDtypeStruct`s with shardings where there is no device.
       kv: the same, one entry a layer; donated.
       ranks: the devices.
+      platform: lowers for another platform than the devices', which cannot be compiled then.
     """
     num_ints, num_floats = packed_sizes(bucket)
 
@@ -59,7 +61,10 @@ def lower_step(
         for size, dtype in ((num_ints, jnp.int32), (num_floats, jnp.float32))
     ]
     with jax.set_mesh(ranks.mesh):  # kernels ask it what kind of chip they are compiled for
-        return jax.jit(run, donate_argnums=(1,)).lower(dict(weights), list(kv), *inputs)
+        traced = jax.jit(run, donate_argnums=(1,)).trace(dict(weights), list(kv), *inputs)
+        platforms = None if platform is None else (platform,)
+        lowered: jax.stages.Lowered = traced.lower(lowering_platforms=platforms)
+    return lowered
 
 
 def _spec(array: Any) -> PartitionSpec:

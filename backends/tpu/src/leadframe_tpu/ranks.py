@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from leadframe.errors import Unsupported
-from leadframe.platform.backend import Partition, WeightSource
+from leadframe.platform.backend import Partition, WeightRole, WeightSource
 from leadframe_tpu.layer_ops import AXIS
 
 KV_SPEC = PartitionSpec(None, None, AXIS)
@@ -48,6 +49,21 @@ class Cut:
         first, stop = first // self.repeat, -(-stop // self.repeat)
         part = slice(first * self.unit, stop * self.unit)
         return tuple(part if a == self.axis else s for a, s in enumerate(index))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the parts of a weight lie.
+
+    Attributes:
+      shape: of the global array.
+      where: its sharding, with a layout where that must not be left to XLA.
+      cut: how it is shared; None if every rank holds all of it.
+    """
+
+    shape: tuple[int, ...]
+    where: NamedSharding | Format
+    cut: Cut | None
 
 
 class Ranks:
@@ -92,6 +108,25 @@ class Ranks:
             f"among {self.count} chips; choose another --tensor-parallel-size",
         )
 
+    def placement(
+        self, shape: tuple[int, ...], partition: Partition | None, role: WeightRole = "tensor"
+    ) -> Placement:
+        """Returns where the parts of a weight lie.
+
+        A table that rows are taken from is kept row by row. Left alone, XLA stores it by columns
+        where that wastes fewer lanes, and copies all of it in every step.
+        """
+        cut = self.cut(shape, partition)
+        sharding, whole = self.replicated, shape
+        if cut is not None:
+            axes = [AXIS if axis == cut.axis else None for axis in range(len(shape))]
+            sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
+            whole = cut.global_shape(shape)
+        if role != "embed":
+            return Placement(whole, sharding, cut)
+        by_rows = Format(Layout(tuple(range(len(shape)))), sharding)
+        return Placement(whole, by_rows, cut)
+
     def kv_heads(self, num_kv_heads: int) -> int:
         """Returns how many KV heads the global array of a layer holds, repetitions included.
 
@@ -112,23 +147,20 @@ class Ranks:
         source: npt.NDArray[Any] | WeightSource,
         dtype: np.dtype[Any],
         partition: Partition | None,
+        role: WeightRole = "tensor",
     ) -> jax.Array:
         """Copies a weight to the ranks, reading each rank's slice by itself."""
-        shape = tuple(source.shape)
-        cut = self.cut(shape, partition)
-        whole, sharding = shape, self.replicated
-        if cut is not None:
-            whole = cut.global_shape(shape)
-            axes = [AXIS if axis == cut.axis else None for axis in range(len(shape))]
-            sharding = NamedSharding(self.mesh, PartitionSpec(*axes))
+        place = self.placement(tuple(source.shape), partition, role)
 
         def part(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
             assert index is not None, "the shape is known"
-            bounds = [s.indices(n) for s, n in zip(index, whole, strict=True)]
+            bounds = [s.indices(n) for s, n in zip(index, place.shape, strict=True)]
             exact = tuple(slice(start, stop) for start, stop, _ in bounds)
-            return _read(source, exact if cut is None else cut.source_index(exact), dtype)
+            if place.cut is not None:
+                exact = place.cut.source_index(exact)
+            return _read(source, exact, dtype)
 
-        return jax.make_array_from_callback(whole, sharding, part, dtype=dtype)
+        return jax.make_array_from_callback(place.shape, place.where, part, dtype=dtype)
 
 
 def _read(

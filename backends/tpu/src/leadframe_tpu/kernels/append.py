@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from leadframe_tpu.kernels.attention import Interpret
 from leadframe_tpu.kernels.layout import LANES, ROW_TILE
+from leadframe_tpu.kernels.scalars import div, rem
 from leadframe_tpu.kernels.work import PIPELINE_DEPTH, TOKEN_TILE, Runs
 
 _WRITE_LAG: Final = PIPELINE_DEPTH // 2
@@ -114,17 +115,18 @@ def _home(refs: _Refs, run: Any) -> Any:
     """The rows of the cache that a run is part of."""
     block_size = refs.cache.shape[1]
     slot = refs.slot[run]
-    row = pl.multiple_of(slot % block_size // ROW_TILE * ROW_TILE, ROW_TILE)
-    return refs.cache.at[slot // block_size, pl.ds(row, ROW_TILE)]
+    row = div(rem(slot, block_size), ROW_TILE) * ROW_TILE
+    rows = pl.ds(pl.multiple_of(row, ROW_TILE), ROW_TILE)
+    return refs.cache.at[div(slot, block_size), rows]
 
 
 def _read(refs: _Refs, run: Any) -> Any:
-    at = lax.rem(run, PIPELINE_DEPTH)
+    at = rem(run, PIPELINE_DEPTH)
     return pltpu.make_async_copy(_home(refs, run), refs.ring.at[at], refs.read.at[at])
 
 
 def _write(refs: _Refs, run: Any) -> Any:
-    at = lax.rem(run, PIPELINE_DEPTH)
+    at = rem(run, PIPELINE_DEPTH)
     return pltpu.make_async_copy(refs.ring.at[at], _home(refs, run), refs.written.at[at])
 
 
@@ -155,7 +157,7 @@ def _start_reads(refs: _Refs, reading: Any, end: Any, current: Any) -> Any:
 def _change(refs: _Refs, run: Any, step: Any) -> None:
     """Puts the new rows of a run among the old rows of its tile."""
     tokens, lanes = refs.rows.shape
-    at, inside = lax.rem(run, PIPELINE_DEPTH), refs.slot[run] % ROW_TILE
+    at, inside = rem(run, PIPELINE_DEPTH), rem(refs.slot[run], ROW_TILE)
     start = refs.token[run] - step * tokens + ROW_TILE - inside
     row = lax.broadcasted_iota(jnp.int32, (ROW_TILE, LANES), 0)
     is_new = (row >= inside) & (row < inside + refs.length[run])

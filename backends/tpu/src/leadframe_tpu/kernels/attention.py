@@ -21,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from leadframe.platform.capabilities import AttnParams
 from leadframe_tpu.kernels.layout import LANES, KVBlocks, lane_width
+from leadframe_tpu.kernels.scalars import ceil_div, div
 from leadframe_tpu.kernels.work import Tiles
 
 Interpret = Any
@@ -239,7 +240,7 @@ def _kernel(refs: _Refs, shape: _Shape) -> None:
         @pl.when(first < num_tiles)
         def _fetch() -> None:
             _move_queries(refs, shape, first, _start)
-            _move_panel(refs, shape, first, refs.first_key[first] // shape.panel, 0, _start)
+            _move_panel(refs, shape, first, div(refs.first_key[first], shape.panel), 0, _start)
 
     is_live = refs.first_key[tile] < refs.end_key[tile]
     if shape.queries == 1:
@@ -268,8 +269,8 @@ def _wait(copy: Any) -> None:
 def _move_panel(refs: _Refs, shape: _Shape, tile: Any, panel: Any, half: Any, act: _Act) -> None:
     """Starts, or waits for, the copies of those blocks of a panel that the tile reads."""
     first_block = panel * shape.panel_blocks
-    end_block = pl.cdiv(refs.end_key[tile], shape.block)
-    first = jnp.maximum(refs.first_key[tile] // shape.block, first_block)
+    end_block = ceil_div(refs.end_key[tile], shape.block)
+    first = jnp.maximum(div(refs.first_key[tile], shape.block), first_block)
     end = jnp.minimum(end_block, first_block + shape.panel_blocks)
 
     def one(block: Any, _: None) -> None:
@@ -371,8 +372,8 @@ def _finish_output(refs: _Refs, shape: _Shape) -> None:
 
 
 def _walk_panels(refs: _Refs, shape: _Shape, tile: Any, rows: int) -> None:
-    first = refs.first_key[tile] // shape.panel
-    end = pl.cdiv(refs.end_key[tile], shape.panel)
+    first = div(refs.first_key[tile], shape.panel)
+    end = ceil_div(refs.end_key[tile], shape.panel)
 
     def one(panel: Any, half: Any) -> Any:
         is_last = panel + 1 == end
@@ -380,7 +381,7 @@ def _walk_panels(refs: _Refs, shape: _Shape, tile: Any, rows: int) -> None:
 
         @pl.when(then < pl.num_programs(0))
         def _fetch() -> None:
-            first_panel = refs.first_key[then] // shape.panel
+            first_panel = div(refs.first_key[then], shape.panel)
             following = jnp.where(is_last, first_panel, panel + 1)
             _move_panel(refs, shape, then, following, 1 - half, _start)
 

@@ -1,0 +1,62 @@
+"""The steps that a check compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from leadframe.platform.backend import KVLayerSpec, KVSpec
+from leadframe_tpu.capabilities import HEAD_DIMS
+from leadframe_tpu.compile_check.check import StepCase
+from leadframe_tpu.compile_check.shapes import (
+    BLOCK_SIZE,
+    BUCKETS,
+    SHAPES,
+    AttentionStep,
+    DecoderStep,
+)
+
+KERNELS: Final = "kernels"
+MODELS: Final = (*SHAPES, KERNELS)
+STEPS: Final = tuple(BUCKETS)
+
+
+def decoder_case(model: str, step: str, layers: int | None = None) -> StepCase:
+    """A full step of a model shape."""
+    shape = SHAPES[model]
+    if layers is not None:
+        shape = replace(shape, layers=layers)
+    return StepCase(
+        name=f"{model} {step}",
+        build=partial(DecoderStep, shape),
+        weights=shape.weights(),
+        kv=shape.kv_spec("bfloat16"),
+        bucket=BUCKETS[step],
+    )
+
+
+def kernel_case(
+    head_dim: int, step: str, dtype: str = "bfloat16", block_size: int = BLOCK_SIZE
+) -> StepCase:
+    """The kernels of one layer."""
+    bucket = BUCKETS[step]
+    return StepCase(
+        name=f"head dim {head_dim} {step}",
+        build=partial(AttentionStep, head_dim, bucket),
+        weights=AttentionStep.weights(head_dim, bucket),
+        kv=KVSpec((KVLayerSpec(2, head_dim),), block_size, dtype),
+        bucket=bucket,
+        dtype=dtype,
+    )
+
+
+def cases(models: Sequence[str], steps: Sequence[str], layers: int | None) -> Iterator[StepCase]:
+    """Lists the steps of some models; "kernels" is one for each head dimension."""
+    for model in models:
+        if model == KERNELS:
+            for head_dim in sorted(HEAD_DIMS):
+                yield from (kernel_case(head_dim, step) for step in steps)
+        else:
+            yield from (decoder_case(model, step, layers) for step in steps)

@@ -1,0 +1,158 @@
+"""What must hold for a compiled step. Pure functions of the compiler's own report."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from leadframe_tpu.program import ProgramMemory
+
+_INSTRUCTION: Final = re.compile(
+    r"^\s*(?:ROOT )?%?[\w.\-]+ = (?P<type>.*?) (?P<op>[a-z][a-z\-]*)\("
+)
+_ARRAY: Final = re.compile(r"\b(?P<dtype>[a-z]+\d+)\[(?P<dims>[\d,]+)\](?:\{(?P<layout>[^}]*)\})?")
+_ON_CHIP: Final = "S(1)"
+_KERNEL: Final = 'custom_call_target="tpu_custom_call"'
+
+_PASSES_ON: Final = frozenset(
+    {"parameter", "get-tuple-element", "tuple", "bitcast", "call", "while", "conditional"}
+)
+"""Instructions that hand an array on without touching its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a step must look like.
+
+    Attributes:
+      kernels: kernel name → how often it must be called.
+      weights: sorted dimensions of every large weight on one device.
+      cache_dtype: XLA's name of the cache's element type.
+      cache_elements: elements of one layer's cache on one device.
+      cache_bytes: bytes of the whole cache on one device.
+      hbm_bytes: memory of the device.
+      all_reduces: how many sums over the ranks there must be at least.
+    """
+
+    kernels: Mapping[str, int]
+    weights: frozenset[tuple[int, ...]]
+    cache_dtype: str
+    cache_elements: int
+    cache_bytes: int
+    hbm_bytes: int
+    all_reduces: int = 0
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer's cache, if all are equal."""
+        return self.cache_bytes // max(1, self.kernels.get("kv_append", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    op: str
+    result: str
+    line: str
+
+    def arrays(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
+        """(dtype, dimensions, layout) of every array of the result."""
+        for found in _ARRAY.finditer(self.result):
+            dims = tuple(int(dim) for dim in found["dims"].split(","))
+            yield found["dtype"], dims, found["layout"] or ""
+
+
+def problems_of(text: str, memory: ProgramMemory, wanted: Expectation) -> list[str]:
+    """Lists everything that is wrong with a compiled step.
+
+    Args:
+      text: the optimised program.
+      memory: what the compiler says it needs.
+      wanted: what it must look like.
+    """
+    instructions = list(_instructions(text))
+    return [
+        *_missing_kernels(instructions, wanted),
+        *_cache_copies(instructions, wanted),
+        *_weight_copies(instructions, wanted),
+        *_memory_problems(memory, wanted),
+        *_missing_sums(instructions, wanted),
+    ]
+
+
+def _instructions(text: str) -> Iterator[_Instruction]:
+    for line in text.splitlines():
+        found = _INSTRUCTION.match(line)
+        if found:
+            yield _Instruction(found["op"], found["type"], line)
+
+
+def _missing_kernels(instructions: list[_Instruction], wanted: Expectation) -> Iterator[str]:
+    calls = [i.line for i in instructions if i.op == "custom-call" and _KERNEL in i.line]
+    for name, count in wanted.kernels.items():
+        found = sum(f"/{name}/" in line for line in calls)
+        if found < count:
+            yield f"kernel {name!r} is called {found} times, not {count}"
+
+
+def _cache_copies(instructions: list[_Instruction], wanted: Expectation) -> Iterator[str]:
+    """Anything but a kernel that makes an array as large as a layer's cache."""
+    cache = (wanted.cache_dtype, wanted.cache_elements)
+    made = Counter(
+        i.op
+        for i in instructions
+        if i.op not in _PASSES_ON
+        and not (i.op == "custom-call" and _KERNEL in i.line)
+        and cache in ((dtype, prod(dims)) for dtype, dims, _ in i.arrays())
+    )
+    for op, count in sorted(made.items()):
+        yield f"{count} {op} of an array as large as a layer's cache"
+
+
+def _weight_copies(instructions: list[_Instruction], wanted: Expectation) -> Iterator[str]:
+    """A weight that is stored one way and read another; fetching it ahead on chip is no copy."""
+    for i in instructions:
+        if i.op in ("copy", "transpose"):
+            for _, dims, layout in i.arrays():
+                if tuple(sorted(dims)) in wanted.weights and _ON_CHIP not in layout:
+                    yield f"{i.op} of a whole weight {dims}"
+
+
+def _memory_problems(memory: ProgramMemory, wanted: Expectation) -> Iterator[str]:
+    if memory.donated != wanted.cache_bytes:
+        yield f"{memory.donated:,} bytes are donated; the cache has {wanted.cache_bytes:,}"
+    if memory.scratch > wanted.layer_bytes // 2:
+        half = wanted.layer_bytes // 2
+        yield f"{memory.scratch:,} bytes of scratch; half of a layer's cache is {half:,}"
+    if memory.total > wanted.hbm_bytes:
+        yield f"{memory.total:,} bytes in all; the chip has {wanted.hbm_bytes:,}"
+
+
+def _missing_sums(instructions: list[_Instruction], wanted: Expectation) -> Iterator[str]:
+    found = sum(i.op in ("all-reduce", "all-reduce-start") for i in instructions)
+    if found < wanted.all_reduces:
+        yield f"{found} sums over the ranks; there must be {wanted.all_reduces}"
+
+
+def lowering_problems(text: str, num_layers: int) -> list[str]:
+    """Lists what is wrong with a step that was lowered for TPUs but not compiled.
+
+    It says nothing about layouts, copies or memory.
+
+    Args:
+      text: the lowered program.
+      num_layers: layers whose cache is donated.
+    """
+    out = []
+    for name in ("kv_append", "paged_attention"):
+        if f'kernel_name = "{name}"' not in text and f"@{name}" not in text:
+            out.append(f"kernel {name!r} is not called")
+    if "tpu_custom_call" not in text:
+        out.append("there is no TPU kernel")
+    donated = text.count("tf.aliasing_output") + text.count("jax.buffer_donor")
+    if donated != num_layers:
+        out.append(f"{donated} arrays are donated; there are {num_layers} layers")
+    return out
