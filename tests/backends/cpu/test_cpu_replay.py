@@ -8,6 +8,7 @@ from leadframe.platform import AttnParams, Bucket, KVLayerSpec, KVSpec, StepBatc
 from leadframe.platform.batch import packed_sizes, unpack
 from leadframe_cpu.arena import Arena, Region
 from leadframe_cpu.backend import CpuBackend
+from leadframe_cpu.merging import merge
 from leadframe_cpu.replay import MAX_ROWS, ReplayedStep, is_worth_recording, padded
 
 PARAMS = AttnParams.of(0.125)
@@ -189,3 +190,61 @@ def test_neighbours_are_joined():
     start = parts[0].data_ptr()
     del parts
     assert region.new((3000,), torch.float32).data_ptr() == start
+
+
+def _products(backend, rng, count, rows, same=True):
+    weights = [
+        backend.upload(rng.standard_normal((size, 64)).astype(np.float32), role="linear")
+        for size in (96, 40, 33)[:count]
+    ]
+    inputs = [torch.randn(rows, 64)] * count if same else [torch.randn(rows, 64) for _ in weights]
+    return weights, inputs
+
+
+class Notes:
+    """A tape that only notes calls."""
+
+    def __init__(self):
+        self.calls, self.outputs = [], []
+
+    def new(self, shape, dtype):
+        self.outputs.append(torch.zeros(shape, dtype=dtype))
+        return self.outputs[-1]
+
+    def add(self, kernel, packed):
+        self.calls.append((kernel, packed))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_products_of_one_input_are_one_call(backend, rng, rows):
+    ops, notes = backend._native, Notes()
+    weights, inputs = _products(backend, rng, 3, rows)
+    ops.tape = notes
+    want = [ops.linear(x, weight).clone() for x, weight in zip(inputs, weights, strict=True)]
+    ops.tape = None
+    (call,) = merge(notes.calls, *ops.products)
+    for output in notes.outputs:
+        output.zero_()
+    ops.products[1](call.packed)
+    for output, exact in zip(notes.outputs, want, strict=True):
+        assert torch.equal(output, exact)
+
+
+def test_products_that_differ_or_overlap_stay_apart(backend, rng):
+    ops = backend._native
+    linear, group = ops.products
+
+    def addresses(calls):
+        return [call.address for call in merge(calls, linear, group)]
+
+    def call(x, y, n=16, m=2, k=64):
+        return linear, linear.pack(x, y, 1, 0, 0, m, n, k, 0)
+
+    apart, other = linear.address, (ops._gate, b"")
+    assert addresses([call(8, 1000), call(8, 2000)]) == [group.address]
+    assert addresses([call(8, 1000), call(16, 2000)]) == [apart, apart]
+    assert addresses([call(8, 1000), call(8, 2000, m=3)]) == [apart, apart]
+    assert addresses([call(8, 1000), call(8, 1000 + 127)]) == [apart, apart]
+    assert addresses([call(8, 1000), call(8, 1000 + 128)]) == [group.address]
+    assert addresses([call(8, 1000), other, call(8, 2000)]) == [apart, ops._gate.address, apart]
+    assert addresses([]) == []

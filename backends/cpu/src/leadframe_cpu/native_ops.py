@@ -18,6 +18,7 @@ from torch import Tensor
 from leadframe.platform.batch import StepArrays
 from leadframe.platform.capabilities import AttnParams
 from leadframe_cpu.library import Kernel, Library
+from leadframe_cpu.merging import LINEAR_LAYOUT
 from leadframe_cpu.native_kv import NativeKV
 from leadframe_cpu.packed import PackedWeight, Packer
 from leadframe_torch import AttentionPlan, layer_ops, sampling_ops
@@ -62,6 +63,7 @@ class NativeOps:
     """The op table over a library.
 
     Attributes:
+      products: the kernel of one product, and that of several of the same input.
       tape: set while a step is recorded.
     """
 
@@ -75,7 +77,8 @@ class NativeOps:
         def long(name: str, layout: str) -> Kernel:
             return Kernel(library, name, layout, is_long=True)
 
-        self._linear = long("lf_linear", "9q")
+        self._linear = long("lf_linear", LINEAR_LAYOUT)
+        self.products = self._linear, long("lf_linear_group", "2q")
         self._norm = short("lf_rms_norm", "8q2d")
         self._rope_table = short("lf_rope_table", "6qd")
         self._rope = short("lf_rope", "9q")

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from leadframe_cpu.arena import Arena, Region
 from leadframe_cpu.library import Kernel, Library
+from leadframe_cpu.merging import MergedCall, merge
 
 Replay = Callable[[], None]
 
@@ -28,13 +29,13 @@ class NotRecordable(Exception):
 class _Segment:
     """Native calls in a row."""
 
-    def __init__(self, library: Library, calls: Sequence[tuple[int, bytes]]) -> None:
-        self._library, self._count = library, len(calls)
+    def __init__(self, library: Library, calls: Sequence[MergedCall]) -> None:
+        self._library, self._count, self._calls = library, len(calls), calls
         # the buffers that the table points into
-        self._arguments = [ctypes.create_string_buffer(packed, len(packed)) for _, packed in calls]
+        self._arguments = [ctypes.create_string_buffer(call.packed) for call in calls]
         self._table = (ctypes.c_void_p * (2 * len(calls)))()
-        for index, ((address, _), buffer) in enumerate(zip(calls, self._arguments, strict=True)):
-            self._table[2 * index] = address
+        for index, (call, buffer) in enumerate(zip(calls, self._arguments, strict=True)):
+            self._table[2 * index] = call.address
             self._table[2 * index + 1] = ctypes.addressof(buffer)
         self._address = ctypes.addressof(self._table)
 
@@ -45,14 +46,19 @@ class _Segment:
 class Recording:
     """A step that was recorded, or is being recorded.
 
+    Args:
+      library: runs the calls.
+      arena: the memory of what the step computes.
+      products: the kernel of one product, and that of several of the same input.
+
     Attributes:
       num_native: native calls in it.
       num_torch: ops that torch computes in it.
     """
 
-    def __init__(self, library: Library, arena: Arena) -> None:
-        self._library, self._region = library, Region(arena)
-        self._calls: list[tuple[int, bytes]] = []
+    def __init__(self, library: Library, arena: Arena, products: tuple[Kernel, Kernel]) -> None:
+        self._library, self._region, self._products = library, Region(arena), products
+        self._calls: list[tuple[Kernel, bytes]] = []
         self._parts: list[Replay] = []
         self._held: list[Any] = []
         self.num_native = 0
@@ -66,7 +72,7 @@ class Recording:
 
     def add(self, kernel: Kernel, packed: bytes) -> None:
         """Notes a native call."""
-        self._calls.append((kernel.address, packed))
+        self._calls.append((kernel, packed))
         self.num_native += 1
 
     def add_torch(
@@ -96,7 +102,7 @@ class Recording:
 
     def _close_segment(self) -> None:
         if self._calls:
-            self._parts.append(_Segment(self._library, self._calls))
+            self._parts.append(_Segment(self._library, merge(self._calls, *self._products)))
             self._calls = []
 
     # --- afterwards -----------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Recorder:
             return function(weights, kv, entry.inputs.arrays)
 
     def _record(self, entry: _Entry) -> tuple[Outputs, KV]:
-        recording = Recording(self._library, self.arena)
+        recording = Recording(self._library, self.arena, self._ops.products)
         self._ops.tape = recording
         try:
             with torch.inference_mode(), Watch(recording):

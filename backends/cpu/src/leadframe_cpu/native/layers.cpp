@@ -5,7 +5,7 @@
 namespace lf {
 namespace {
 
-constexpr int64_t GRAIN = 16384;  // elements below which another thread costs more than it brings
+constexpr int64_t GRAIN = 4096;  // elements below which another thread costs more than it brings
 
 int64_t row_grain(int64_t width) { return 1 + GRAIN / (width ? width : 1); }
 

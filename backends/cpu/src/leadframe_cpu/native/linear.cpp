@@ -5,6 +5,8 @@
 // is one chain of fused multiply-adds over k in order, whatever the tile: a row's result does not
 // depend on the other rows.
 #include <algorithm>
+#include <functional>
+#include <vector>
 
 #include "formats.h"
 #include "pool.h"
@@ -204,43 +206,82 @@ struct Product {
 // A single row. Its sums are few: several panels at a time hide the latency of memory, and of the
 // additions. Small integers keep the processor busy with one.
 template <class F, class T>
-void row_product(const Args& args, const float* a) {
-  constexpr int64_t ROW_PANELS = F::BLOCK == 1 ? 3 : 1;
-  int64_t panels = (args.n + PANEL - 1) / PANEL, bytes = F::panel_bytes(args.k);
-  parallel((panels + ROW_PANELS - 1) / ROW_PANELS, [&](int64_t item) {
-    float c[ROW_PANELS * PANEL];
-    int64_t first = item * ROW_PANELS, count = std::min<int64_t>(ROW_PANELS, panels - first);
-    const char* panel = args.weight + first * bytes;
-    if (count == ROW_PANELS)
-      row_tile<F, ROW_PANELS>(a, panel, bytes, args.k, c);
+struct RowProduct {
+  static constexpr int64_t AT_ONCE = F::BLOCK == 1 ? 3 : 1;
+  const Args& args;
+  const float* a;
+  int64_t panels, panel_bytes;
+
+  RowProduct(const Args& args, const float* a)
+      : args(args), a(a), panels((args.n + PANEL - 1) / PANEL), panel_bytes(F::panel_bytes(args.k)) {}
+
+  int64_t items() const { return (panels + AT_ONCE - 1) / AT_ONCE; }
+
+  void operator()(int64_t item) const {
+    float c[AT_ONCE * PANEL];
+    int64_t first = item * AT_ONCE, count = std::min(AT_ONCE, panels - first);
+    const char* panel = args.weight + first * panel_bytes;
+    if (count == AT_ONCE)
+      row_tile<F, AT_ONCE>(a, panel, panel_bytes, args.k, c);
     else
       for (int64_t i = 0; i < count; i++)
-        row_tile<F, 1>(a, panel + i * bytes, 0, args.k, c + i * PANEL);
+        row_tile<F, 1>(a, panel + i * panel_bytes, 0, args.k, c + i * PANEL);
     for (int64_t i = 0; i < count; i++) finish(c + i * PANEL, 1, (T*)args.y, args, 0, first + i);
+  }
+};
+
+struct Part {  // the items of one product among those of several
+  int64_t begin, end;
+  std::function<void(int64_t)> run;
+};
+
+template <class T>
+Part make_part(const Args& args, const float* a, int64_t begin) {
+  return with_format(args.format, [&](auto format) {
+    typedef decltype(format) F;
+    if (args.m == 1) {
+      RowProduct<F, T> product(args, a);
+      return Part{begin, begin + product.items(), product};
+    }
+    Product<F, T> product(args, a);
+    return Part{begin, begin + product.items(), product};
   });
 }
 
+// Several products of the same x.
 template <class T>
-void linear(const Args& args) {
-  Rows rows(args.m);
-  const float* a = (const float*)args.x;
-  if (args.m > 1 || sizeof(T) != sizeof(float)) {
-    float* packed = scratch(INPUT, args.m * args.k);
-    pack_rows((const T*)args.x, args.k, rows, packed);
+void linear(const Args* products, int64_t count) {
+  const Args& first = products[0];
+  const float* a = (const float*)first.x;
+  if (first.m > 1 || sizeof(T) != sizeof(float)) {
+    float* packed = scratch(INPUT, first.m * first.k);
+    pack_rows((const T*)first.x, first.k, Rows(first.m), packed);
     a = packed;
   }
-  with_format(args.format, [&](auto format) {
-    typedef decltype(format) F;
-    if (args.m == 1) return row_product<F, T>(args, a);
-    Product<F, T> product(args, a);
-    parallel(product.items(), product);
+  std::vector<Part> parts;
+  for (int64_t i = 0; i < count; i++)
+    parts.push_back(make_part<T>(products[i], a, i ? parts.back().end : 0));
+  parallel(parts.back().end, [&](int64_t item) {
+    size_t p = 0;
+    while (item >= parts[p].end) p++;
+    parts[p].run(item - parts[p].begin);
   });
 }
+
+void linear(const Args* products, int64_t count) {
+  if (products->m == 0) return;
+  products->is_bf16 ? linear<bf16>(products, count) : linear<float>(products, count);
+}
+
+struct GroupArgs {
+  const Args* products;  // of one x: the same m, k and type
+  int64_t count;
+};
 
 }  // namespace
 }  // namespace lf
 
-extern "C" void lf_linear(const lf::Args* args) {
-  if (args->m == 0) return;
-  args->is_bf16 ? lf::linear<lf::bf16>(*args) : lf::linear<float>(*args);
+extern "C" {
+void lf_linear(const lf::Args* args) { lf::linear(args, 1); }
+void lf_linear_group(const lf::GroupArgs* args) { lf::linear(args->products, args->count); }
 }
