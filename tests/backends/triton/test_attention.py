@@ -104,6 +104,13 @@ def test_split_decode_adds_up(context, problems, window):
     check(attend(split, problem, params), problem, problems.oracle(problem, params))
 
 
+def test_more_splits_than_are_added_up_at_once(context, problems):
+    problem = problems.make(decodes=(600,), heads=(1, 1), dim=16)
+    problem.q *= 4  # maxima that differ between splits
+    split = replace(context, split_tokens=32)
+    check(attend(split, problem, PLAIN), problem, problems.oracle(problem, PLAIN))
+
+
 def test_idle_cores_split_long_contexts(context):
     from leadframe_triton.attention import split_of
 

@@ -46,6 +46,7 @@ def test_add_rms_norm_returns_the_rounded_sum(context, dtype):
     weight = torch.randn(80).to(dtype)
     out, total = layers.add_rms_norm(context, x, residual, weight, 1e-6, 1.0)
     assert torch.equal(total, x + residual)
+    assert torch.equal(out, layers.rms_norm(context, total, weight, 1e-6, 1.0)), "of the rounded"
     close(out, norm(x + residual, weight, 1e-6, 1.0))
 
 

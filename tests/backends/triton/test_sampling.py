@@ -53,6 +53,12 @@ def test_flat_rows_are_not_covered_by_the_candidates(draw):
     assert covered.item()
 
 
+def test_top_k_may_take_every_candidate(draw):
+    logits = torch.arange(1500.0).unsqueeze(0) * 1e-3
+    token, covered = draw(logits, uniform=0.0, top_k=1024, how="threshold")
+    assert (token.item(), covered.item()) == (1500 - 1024, True)
+
+
 def test_equal_logits_stay_together(draw):
     logits = torch.tensor([[2.0, 2.0, 2.0, 1.0]])
     drawn = {draw(logits, uniform=u, top_k=1, how="sort")[0].item() for u in (0.0, 0.4, 0.9)}
