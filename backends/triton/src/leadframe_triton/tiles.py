@@ -70,7 +70,7 @@ _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ("hopper", "ragged"): (
         (64, (Tile(128, 128, 8, 3), Tile(128, 64, 8, 5), Tile(64, 64, 4, 3))),
         (128, (Tile(128, 64, 8, 5), Tile(128, 64, 8, 3), Tile(64, 64, 4, 3))),
-        (256, (Tile(64, 64, 8, 3), Tile(64, 32, 8, 3))),
+        (256, (Tile(64, 32, 8, 3), Tile(64, 64, 8, 3))),
     ),
     ("hopper", "decode"): (
         (64, (Tile(16, 64, 4, 5), Tile(16, 128, 4, 3))),
@@ -81,7 +81,7 @@ _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ("blackwell", "ragged"): (
         (64, (Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 64, 4, 3))),
         (128, (Tile(128, 64, 8, 5), Tile(128, 64, 8, 3), Tile(64, 64, 4, 3))),
-        (256, (Tile(64, 64, 8, 3), Tile(64, 32, 8, 3))),
+        (256, (Tile(64, 32, 8, 3), Tile(64, 64, 8, 3))),
     ),
     ("blackwell", "decode"): (
         (64, (Tile(16, 64, 4, 5), Tile(16, 128, 4, 3))),
