@@ -177,6 +177,12 @@ class CpuBackend(TorchBackend):
     def _is_native(self, spec: KVSpec) -> bool:
         return self._native is not None and spec.block_size % GROUP == 0
 
+    def kv_alloc(self, spec: KVSpec, num_blocks: int) -> KV:
+        """Allocates zeroed blocks. The weights are loaded by now: their sources may close."""
+        if self._native is not None:
+            self._store.forget()
+        return super().kv_alloc(spec, num_blocks)
+
     def new_kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> KVLayer:
         """Allocates one zeroed layer, in the layout of the kernel that will read it."""
         if not self._is_native(spec):
