@@ -97,8 +97,9 @@ def test_the_interpreter_is_listed_only_when_it_is_asked_for(env):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_machine_without_gpu_is_told_why(name):
     hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    with pytest.raises(DeviceNotFound, match=r"finds no device: .*(NVIDIA|AMD) GPU"):
+    with pytest.raises(DeviceNotFound, match=r"finds no device: .*(NVIDIA|AMD) GPU") as caught:
         select_device(name, hidden)
+    assert f"{name}:interpreter interprets its kernels on the host" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -215,8 +215,10 @@ def device_backend(index: int, settings: Settings, limits: Limits) -> TritonBack
     """Builds the backend of a GPU. torch names HIP devices "cuda" as well.
 
     The architecture is torch's word, not the driver's: the two may number devices differently.
+    The device becomes torch's current one, where Triton launches: one GPU a process.
     """
     device = torch.device("cuda", index)
+    torch.get_device_module(device).set_device(device)
     graphs = ModuleGraphs(device, "CUDAGraph") if settings.graphs else None
     return TritonBackend(AcceleratorLayer(device, graphs), _arch(device), settings, limits)
 

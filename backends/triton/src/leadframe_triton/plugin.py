@@ -106,7 +106,7 @@ class GpuPlugin:
             return Detection((INTERPRETED,), "kernels run in Triton's interpreter on the host")
         found = self._find(env)
         if not found.devices:
-            return Detection((), found.reason)
+            return Detection((), found.reason + self._hint(env))
         names = ", ".join(sorted({device.name for device in found.devices}))
         served = tuple(d for d in found.devices if d.arch.split(":")[0] in ARCHS)
         if not served:
@@ -117,6 +117,13 @@ class GpuPlugin:
         if reason:
             return Detection((), f"{names} is present, but {reason}")
         return Detection(served, f"{len(served)} x {names}")
+
+    def _hint(self, env: Mapping[str, str]) -> str:
+        """What else to try, for someone who asked for this platform and no device of it."""
+        name = self._info.name
+        if env.get("LEADFRAME_DEVICE") != name:
+            return ""
+        return f"; {name}:{INTERPRETED.name} interprets its kernels on the host, for tests"
 
     def _is_interpreted(self, env: Mapping[str, str]) -> bool:
         named = f"{self._info.name}:{INTERPRETED.name}"
