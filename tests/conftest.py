@@ -99,12 +99,9 @@ class CheckedEngine(Engine):
         return outputs
 
 
-class CheckedLLM(LLM):
-    """An `LLM` over a `CheckedEngine`."""
-
-    def __init__(self, model: str, **settings) -> None:
-        self.engine = CheckedEngine.from_config(engine_config(model, **settings))
-        self._ids = iter(range(10**9))
+def checked_llm(model: str, **settings) -> LLM:
+    """Makes an `LLM` over a `CheckedEngine`."""
+    return LLM.from_engine(CheckedEngine.from_config(engine_config(model, **settings)))
 
 
 @pytest.fixture
@@ -114,7 +111,7 @@ def tiny_llm(tiny_model: Path) -> Iterator[Callable[..., LLM]]:
 
     def make(**settings) -> LLM:
         defaults = {"device": "reference", "block_size": 4, "num_blocks_override": 64}
-        made.append(CheckedLLM(str(tiny_model), **(defaults | settings)))
+        made.append(checked_llm(str(tiny_model), **(defaults | settings)))
         return made[-1]
 
     yield make

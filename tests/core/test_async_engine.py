@@ -182,7 +182,7 @@ def test_shutdown_lets_streams_finish_and_refuses_new_ones(tiny_llm) -> None:
     engine = AsyncEngine(tiny_llm().engine)
 
     async def run() -> None:
-        task = asyncio.create_task(_collect(engine, "r", [1], GREEDY))
+        task = asyncio.create_task(_collect(engine, "r", [1], LONG))
         await _until(lambda: engine.engine.num_running == 1)
         await engine.shutdown(drain_seconds=20)
         assert (await task)[-1].finish_reason is FinishReason.LENGTH

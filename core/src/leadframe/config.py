@@ -47,6 +47,10 @@ class SchedulerConfig:
         """Raises ConfigError for a value out of range."""
         _positive("max_num_seqs", self.max_num_seqs)
         _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        for name in ("long_prefill_token_threshold", "max_num_queued_reqs"):
+            if getattr(self, name) < 0:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f"{flag} is {getattr(self, name)}; it must be at least 0")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens is {self.max_num_batched_tokens}, less than "

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
 from leadframe.config import CacheConfig, DeviceConfig, EngineConfig, SchedulerConfig
 from leadframe.engine import Completion, Engine, RequestOutput
-from leadframe.errors import ConfigError, RequestError
+from leadframe.errors import ConfigError, EngineDead, RequestError
 from leadframe.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -87,8 +89,21 @@ class LLM:
         **settings: Any,
     ) -> None:
         config = engine_config(model, **settings)
-        self.engine = Engine.from_config(config, progress=progress)
+        self._set_engine(Engine.from_config(config, progress=progress))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> LLM:
+        """Wraps an engine that nobody else drives."""
+        llm = cls.__new__(cls)
+        llm._set_engine(engine)
+        return llm
+
+    def _set_engine(self, engine: Engine) -> None:
+        self.engine = engine
         self._ids = itertools.count()
+        # One mailbox a call, shared by its requests: calls may overlap, also across threads.
+        self._mail: dict[str, deque[RequestOutput]] = {}
+        self._lock = threading.RLock()
 
     @property
     def tokenizer(self) -> Any:
@@ -117,12 +132,19 @@ class LLM:
         """
         batch = _as_batch(prompts)
         each = _params_for(batch, params)
-        completions = self._add_all(batch, each)
-        while self.engine.has_work:
-            for output in self.engine.step():
+        completions: dict[str, Completion] = {}
+        mailbox: deque[RequestOutput] = deque()
+        try:
+            for prompt, own in zip(batch, each, strict=True):
+                request_id, ids = self._add(prompt, own, mailbox)
+                text = prompt if isinstance(prompt, str) else None
+                completions[request_id] = Completion(request_id, ids, text)
+            for output in self._outputs(mailbox, len(completions)):
                 completions[output.request_id].add(output)
                 if on_output is not None:
                     on_output(output)
+        finally:
+            self._forget(completions)
         return list(completions.values())
 
     def chat(
@@ -142,15 +164,12 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """Completes one prompt and yields its outputs as they come."""
-        request_id = self._next_id()
-        self.engine.add_request(request_id, self._encode(prompt), params or SamplingParams())
+        mailbox: deque[RequestOutput] = deque()
+        request_id, _ = self._add(prompt, params or SamplingParams(), mailbox)
         try:
-            while self.engine.has_work:
-                for output in self.engine.step():
-                    if output.request_id == request_id:
-                        yield output
+            yield from self._outputs(mailbox, 1)
         finally:
-            self.engine.abort(request_id)
+            self._forget([request_id])
 
     def close(self) -> None:
         """Frees the device."""
@@ -167,34 +186,57 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _next_id(self) -> str:
-        return f"llm-{next(self._ids)}"
-
     def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return list(self.engine.tokenizer.encode(prompt))
-        return list(prompt)
-
-    def _add_all(
-        self, batch: Sequence[Prompt], each: Sequence[SamplingParams]
-    ) -> dict[str, Completion]:
-        completions: dict[str, Completion] = {}
+        if not isinstance(prompt, str):
+            return list(prompt)
         try:
-            for prompt, params in zip(batch, each, strict=True):
-                request_id, ids = self._next_id(), self._encode(prompt)
-                self.engine.add_request(request_id, ids, params)
-                text = prompt if isinstance(prompt, str) else None
-                completions[request_id] = Completion(request_id, ids, text)
-        except RequestError:
-            for request_id in completions:
+            return list(self.engine.tokenizer.encode(prompt))
+        except (TypeError, UnicodeError) as error:
+            raise RequestError("the prompt is not valid Unicode text", param="prompt") from error
+
+    def _add(
+        self, prompt: Prompt, params: SamplingParams, mailbox: deque[RequestOutput]
+    ) -> tuple[str, list[int]]:
+        ids = self._encode(prompt)
+        with self._lock:
+            request_id = f"llm-{next(self._ids)}"
+            self.engine.add_request(request_id, ids, params)
+            self._mail[request_id] = mailbox
+        return request_id, ids
+
+    def _outputs(self, mailbox: deque[RequestOutput], num_open: int) -> Iterator[RequestOutput]:
+        """Yields what arrives for one call until its requests have ended; drives the engine."""
+        while num_open:
+            while mailbox:
+                output = mailbox.popleft()
+                num_open -= output.finished
+                yield output
+            if num_open:
+                self._step(mailbox)
+
+    def _step(self, waiting: deque[RequestOutput]) -> None:
+        with self._lock:
+            if waiting:  # another thread's step brought something meanwhile
+                return
+            if not self.engine.has_work:
+                raise EngineDead("the engine was closed, or its request ended elsewhere")
+            for output in self.engine.step():
+                mailbox = self._mail.get(output.request_id)
+                if mailbox is not None:
+                    mailbox.append(output)
+
+    def _forget(self, request_ids: Iterable[str]) -> None:
+        with self._lock:
+            for request_id in request_ids:
+                self._mail.pop(request_id, None)
                 self.engine.abort(request_id)
-            raise
-        return completions
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if hasattr(prompts, "tolist"):  # a NumPy array of ids
+        prompts = cast("Sequence[int]", prompts.tolist())
     if prompts and all(isinstance(item, int) for item in prompts):
         return [cast("Sequence[int]", prompts)]
     return list(cast("Sequence[Prompt]", prompts))

@@ -125,14 +125,21 @@ def load_library() -> Library:
 
 
 def cache_folder() -> Path:
-    """Returns where compiled kernels are kept: the user's cache, or a temporary folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "leadframe" / "cpu"
+    """Returns where compiled kernels are kept: the user's cache, or a new temporary folder.
+
+    What lies there is loaded into this process, so a folder that others may write is not used.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir()) / f"leadframe-cpu-{os.getuid()}"
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="leadframe-"))
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(base) / "leadframe" / "cpu"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        facts = folder.stat()
+    except (OSError, RuntimeError):
+        return Path(tempfile.mkdtemp(prefix="leadframe-"))
+    is_private = facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+    if is_private and os.access(folder, os.W_OK):
+        return folder
+    return Path(tempfile.mkdtemp(prefix="leadframe-"))
 
 
 def _sources() -> list[Path]:
@@ -142,9 +149,12 @@ def _sources() -> list[Path]:
 
 def _key(compiler: str, sources: Sequence[Path]) -> str:
     """Changes with the sources, the compiler, its flags and the processor."""
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=False, timeout=30
-    )
+    try:
+        version = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, check=False, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"{compiler} could not be run: {error}") from error
     digest = hashlib.sha256("\0".join((compiler, version.stdout, *FLAGS)).encode())
     digest.update(" ".join(sorted(cpu_info().flags)).encode())
     for path in sources:

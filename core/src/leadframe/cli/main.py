@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of a pipe left, as `| head` does; Python must not complain while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        print(f"leadframe: {error}", file=sys.stderr)
+        return 1
 
 
 def _run(args: list[str]) -> int:

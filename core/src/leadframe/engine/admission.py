@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from leadframe.errors import PromptTooLong, RequestError
 from leadframe.request import Request
@@ -52,8 +54,7 @@ def build_request(
       RequestError: the prompt is empty, or an id is outside the vocabulary.
       PromptTooLong: the prompt, or prompt and `max_tokens`, exceed `max_model_len`.
     """
-    prompt = list(prompt_token_ids)
-    _check_prompt(prompt, limits.vocab_size)
+    prompt = _checked_prompt(prompt_token_ids, limits.vocab_size)
     params.check_vocabulary(limits.vocab_size)
     stop_ids = extra_stop_ids.union(params.stop_token_ids)
     if not params.ignore_eos:
@@ -70,14 +71,23 @@ def build_request(
     )
 
 
-def _check_prompt(prompt: list[int], vocab_size: int) -> None:
-    if not prompt:
+def _checked_prompt(prompt: Sequence[int], vocab_size: int) -> list[int]:
+    """Returns the ids as Python integers; NumPy's are taken too."""
+    ids = [_token_id(token, vocab_size) for token in prompt]
+    if not ids:
         raise RequestError("the prompt is empty; it must have at least one token", param="prompt")
-    for token in prompt:
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-            raise RequestError(
-                f"prompt token {token!r} is not a token id in [0, {vocab_size})", param="prompt"
-            )
+    return ids
+
+
+def _token_id(token: object, vocab_size: int) -> int:
+    is_integer = isinstance(token, SupportsIndex) and not isinstance(token, bool)
+    value = operator.index(token) if is_integer else -1  # type: ignore[arg-type]
+    if not 0 <= value < vocab_size:
+        raise RequestError(
+            f"prompt token {str(token)[:40]} is not a token id in [0, {vocab_size})",
+            param="prompt",
+        )
+    return value
 
 
 def _max_total_tokens(num_prompt: int, params: SamplingParams, max_model_len: int) -> int:

@@ -71,7 +71,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self._scheduler.has_work
+        return self._scheduler.has_work and not self._closed
 
     @property
     def num_running(self) -> int:
@@ -97,6 +97,8 @@ class Engine:
         Raises:
           RequestError: it cannot be served; nothing was queued.
         """
+        if self._closed:
+            raise EngineDead("the engine is closed; make a new one")
         if request_id in self._requests:
             raise EngineDead(f"request id {request_id!r} is in use")
         request = build_request(

@@ -131,7 +131,8 @@ class KVSizer:
             try:
                 overshoot = self._allocate_and_prepare(plan)
             except DeviceOOM as error:
-                if error.phase not in ("kv", "compile") or attempt == _ATTEMPTS - 1:
+                is_last = self._is_fixed or attempt == _ATTEMPTS - 1
+                if is_last or error.phase not in ("kv", "compile"):
                     raise
                 overshoot = max(error.requested - error.free, plan.capacity.total_bytes // 10)
             if overshoot <= 0 or self._is_fixed or attempt == _ATTEMPTS - 1:
@@ -145,12 +146,31 @@ class KVSizer:
         cache = self._config.cache
         return cache.num_blocks_override is not None or cache.kv_cache_memory_bytes is not None
 
-    def _available(self, peak: int) -> int:
+    def _fixed_bytes(self) -> int | None:
+        """Returns the size that the user fixed, checked against the device, or None.
+
+        Raises:
+          ConfigError: the device has less memory than that.
+        """
         cache = self._config.cache
         if cache.num_blocks_override is not None:
-            return cache.num_blocks_override * self._block_bytes
-        if cache.kv_cache_memory_bytes is not None:
-            return cache.kv_cache_memory_bytes
+            fixed = cache.num_blocks_override * self._block_bytes
+        elif cache.kv_cache_memory_bytes is not None:
+            fixed = cache.kv_cache_memory_bytes
+        else:
+            return None
+        free = self._backend.memory().free
+        if fixed > free:
+            raise ConfigError(
+                f"the KV cache is set to {format_gib(fixed)} and the device has "
+                f"{format_gib(free)} free; lower --kv-cache-memory-bytes"
+            )
+        return fixed
+
+    def _available(self, peak: int) -> int:
+        fixed = self._fixed_bytes()
+        if fixed is not None:
+            return fixed
         available = self._budget - peak - int(self._budget * _MARGIN)
         if available < 2 * self._block_bytes:
             raise ConfigError(

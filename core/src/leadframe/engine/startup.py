@@ -125,6 +125,11 @@ def _assemble(
     progress: Progress | None,
 ) -> EngineParts:
     info = checkpoint.model.info
+    ranks, most = config.device.tensor_parallel_size, backend.caps.tensor_parallel
+    if ranks > most:
+        raise ConfigError(
+            f"--tensor-parallel-size is {ranks}, and this device takes at most {most}; lower it"
+        )
     dtype = choose_dtype(config.dtype, backend, checkpoint)
     with ledger.phase("load") as phase:
         tokenizer = load_tokenizer(checkpoint.tokenizer_path)

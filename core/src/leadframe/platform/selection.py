@@ -89,6 +89,8 @@ def select_device(
         ("config", config),
     )
     for source, value in values:
+        if value is not None and not value.strip():
+            raise ConfigError(f"{source} is empty; name a platform, or auto")
         if value and value != _AUTO:
             return _explicit(value, source, env, points)
         if value == _AUTO:

@@ -237,7 +237,15 @@ class Message(Body):
 Messages = Annotated[list[Message], FirstError(), Field(min_length=1, max_length=MAX_MESSAGES)]
 TemplateValue = bool | Annotated[int, Field(ge=-INT64 - 1, le=INT64)] | float | str | None
 _RESERVED_KWARGS = frozenset(
-    {"add_generation_prompt", "chat_template", "messages", "return_dict", "tokenize", "tools"}
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "messages",
+        "return_dict",
+        "self",
+        "tokenize",
+        "tools",
+    }
 )
 
 
