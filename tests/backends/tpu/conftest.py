@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import pytest
 
 from leadframe.conformance.kit import Kit
 from leadframe.conformance.open_kit import open_kit
+from leadframe_tpu.compile_check.environment import prepare_environment
+
+prepare_environment()  # before any test module imports JAX
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Final
 
 import jax
 
-from leadframe.errors import CompileError, DeviceLost, DeviceOOM
+from leadframe.errors import CompileError, DeviceLost, DeviceOOM, LeadframeError
 from leadframe.platform.batch import Bucket
 
 _LOST: Final = ("UNAVAILABLE", "DATA_LOSS", "ABORTED")
@@ -53,7 +53,9 @@ def compile_errors(bucket: Bucket, free: Callable[[], int]) -> Iterator[None]:
         if text.startswith("RESOURCE_EXHAUSTED") and "memory space hbm" in text.lower():
             raise DeviceOOM(asked_bytes(text), free(), "compile") from error
         raise CompileError(bucket, first_line(text)) from error
-    except (NotImplementedError, TypeError, ValueError) as error:
+    except LeadframeError:
+        raise
+    except Exception as error:  # tracing and Mosaic raise all kinds
         raise CompileError(bucket, f"{type(error).__name__}: {first_line(str(error))}") from error
 
 

@@ -13,6 +13,7 @@ from leadframe_tpu.compile_check.check import StepCase
 from leadframe_tpu.compile_check.shapes import (
     BLOCK_SIZE,
     BUCKETS,
+    KERNEL_BUCKETS,
     SHAPES,
     AttentionStep,
     DecoderStep,
@@ -41,7 +42,7 @@ def kernel_case(
     head_dim: int, step: str, dtype: str = "bfloat16", block_size: int = BLOCK_SIZE
 ) -> StepCase:
     """The kernels of one layer."""
-    bucket = BUCKETS[step]
+    bucket = KERNEL_BUCKETS[step]
     return StepCase(
         name=f"head dim {head_dim} {step}",
         build=partial(AttentionStep, head_dim, bucket),
@@ -49,6 +50,7 @@ def kernel_case(
         kv=KVSpec((KVLayerSpec(2, head_dim),), block_size, dtype),
         bucket=bucket,
         dtype=dtype,
+        max_ranks=1,
     )
 
 

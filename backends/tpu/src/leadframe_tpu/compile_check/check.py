@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from types import SimpleNamespace
 from typing import Any, Final, Literal, cast
 
@@ -29,9 +28,6 @@ from leadframe_tpu.ranks import Ranks
 LAYER_BYTES: Final = 512 << 20
 """A layer's cache in a check: so large that a copy of it cannot hide among the activations."""
 
-_LARGE_WEIGHT: Final = 1 << 20
-"""Elements."""
-
 _XLA_NAMES: Final = {"bfloat16": "bf16", "float32": "f32"}
 
 Level = Literal["compiled", "lowered", "not applicable"]
@@ -48,6 +44,7 @@ class StepCase:
       kv: its cache.
       bucket: its sizes.
       dtype: of weights and activations.
+      max_ranks: most devices that can share it; None is any number.
     """
 
     name: str
@@ -56,6 +53,7 @@ class StepCase:
     kv: KVSpec
     bucket: Bucket
     dtype: str = "bfloat16"
+    max_ranks: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ def check_step(case: StepCase, target: Target, num_ranks: int) -> Verdict:
         compiled = lowered.compile()
     except Unsupported as error:
         return Verdict(case.name, target.name, num_ranks, "not applicable", (error.reason,))
-    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+    except Exception as error:  # a verdict, whatever tracing, lowering or Mosaic raised
         problem = f"{type(error).__name__}: {first_line(str(error))}"
         return Verdict(case.name, target.name, num_ranks, level, (problem,))
     memory, text = ProgramMemory.of(compiled), compiled.as_text() or ""
@@ -175,26 +173,12 @@ def expectation(case: StepCase, ranks: Ranks, chip: Chip, kv: list[KVBlocks]) ->
     layers = len(kv)
     return Expectation(
         kernels={"kv_append": layers, "paged_attention": layers},
-        weights=_large_weights(case, ranks),
         cache_dtype=_XLA_NAMES[case.kv.dtype],
         cache_elements=elements,
         cache_bytes=sum(layer.data.size for layer in kv) * item // ranks.count,
         hbm_bytes=chip.hbm_bytes,
         all_reduces=2 * layers if ranks.count > 1 else 0,
     )
-
-
-def _large_weights(case: StepCase, ranks: Ranks) -> frozenset[tuple[int, ...]]:
-    """Sorted dimensions, on one device, of weights that cost something to copy."""
-    found = set()
-    for weight in case.weights.values():
-        place = ranks.placement(weight.shape, weight.partition)
-        dims = list(place.shape)
-        if place.cut is not None:
-            dims[place.cut.axis] //= ranks.count
-        if prod(dims) >= _LARGE_WEIGHT:
-            found.add(tuple(sorted(dims)))
-    return frozenset(found)
 
 
 def _cost(compiled: jax.stages.Compiled, chip: Chip) -> Cost:

@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> list[Verdict]:
-    from leadframe_tpu.compile_check.cases import KERNELS, STEPS, cases
+    from leadframe_tpu.compile_check.cases import STEPS, cases
     from leadframe_tpu.compile_check.check import check_step
     from leadframe_tpu.compile_check.targets import lowering_target, open_target
 
@@ -71,9 +71,9 @@ def _run(args: argparse.Namespace) -> list[Verdict]:
     verdicts = []
     for target in targets:
         for case in cases(args.model or ["llama-3-8b"], args.step or STEPS, args.layers):
-            is_whole = not case.name.startswith(("head dim", KERNELS))
+            most = min(case.max_ranks or len(target.devices), len(target.devices))
             for ranks in args.tensor_parallel_size or (1, 4):
-                if (ranks == 1 or is_whole) and ranks <= len(target.devices):
+                if ranks <= most:
                     _note(f"{target.name} x{ranks}: {case.name}")
                     verdicts.append(check_step(case, target, ranks))
     return verdicts

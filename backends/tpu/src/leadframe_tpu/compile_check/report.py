@@ -16,14 +16,10 @@ def format_matrix(verdicts: Sequence[Verdict]) -> str:
     """Returns a table with one line a step, and what is wrong below it."""
     rows = [(*_COLUMNS, *_COSTS), *(_row(verdict) for verdict in verdicts)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    out = [line.rstrip() for line in lines[:1]]
+    lines = [_line(row, widths) for row in rows]
+    out = lines[:1]
     for verdict, line in zip(verdicts, lines[1:], strict=True):
-        out.append(line.rstrip())
-        out += [f"    {problem}" for problem in verdict.problems]
+        out += [line, *(f"    {problem}" for problem in verdict.problems)]
     return "\n".join([*out, "", _legend(verdicts)])
 
 
@@ -41,6 +37,11 @@ def evidence(verdicts: Sequence[Verdict]) -> str:
     """Returns "compiled-only", or "lowered-only" if any step was not compiled."""
     is_weak = any(verdict.level == "lowered" for verdict in verdicts)
     return "lowered-only" if is_weak else "compiled-only"
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+    return "  ".join(cells).rstrip()
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:

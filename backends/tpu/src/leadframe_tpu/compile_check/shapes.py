@@ -14,10 +14,16 @@ from leadframe.platform.ops import Ops
 BLOCK_SIZE: Final = 32
 
 BUCKETS: Final[Mapping[str, Bucket]] = {
-    "decode": Bucket(128, 128, 128, num_blocks=128, num_logits=128),
-    "mixed": Bucket(512, 128, 0, num_blocks=128, num_logits=128),
+    "decode": Bucket(64, 64, 64, num_blocks=128, num_logits=64),
+    "mixed": Bucket(256, 64, 0, num_blocks=128, num_logits=64),
 }
-"""A full decode step and a full mixed step, greedy."""
+"""A decode step and a mixed step, greedy."""
+
+KERNEL_BUCKETS: Final[Mapping[str, Bucket]] = {
+    "decode": Bucket(32, 32, 32, num_blocks=64, num_logits=0, sample="skip"),
+    "mixed": Bucket(64, 16, 0, num_blocks=64, num_logits=0, sample="skip"),
+}
+"""The same for the kernels alone: their code does not depend on these sizes."""
 
 
 @dataclass(frozen=True, slots=True)

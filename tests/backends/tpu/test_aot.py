@@ -1,0 +1,97 @@
+"""Kernels and full steps compile for real chips, and what comes out is as it must be.
+
+With libtpu these compile ahead of time; without it they are lowered only, which is much weaker,
+and each test says so by skipping after that.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from leadframe.models.info import GenerationDefaults
+from leadframe.models.model import DecoderModel
+from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec
+from leadframe.platform import KVSpec
+from leadframe.runner.step import build_step
+from leadframe_tpu.capabilities import BLOCK_SIZES, HEAD_DIMS
+from leadframe_tpu.compile_check.cases import kernel_case
+from leadframe_tpu.compile_check.check import StepCase, check_step
+from leadframe_tpu.compile_check.environment import DEFAULT_TARGETS, has_compiler
+from leadframe_tpu.compile_check.shapes import BLOCK_SIZE, BUCKETS, SHAPES, Weight
+from leadframe_tpu.compile_check.targets import lowering_target, open_target
+
+pytestmark = pytest.mark.tpu_aot
+
+
+def judge(case, target_name, ranks=1):
+    """Compiles a case; without libtpu lowers it and skips."""
+    if has_compiler():
+        verdict = check_step(case, open_target(target_name), ranks)
+        assert not verdict.problems, verdict.problems
+        assert verdict.level == "compiled"
+        return verdict
+    if ranks == 1:
+        verdict = check_step(case, lowering_target(), 1)
+        assert not verdict.problems, verdict.problems
+    pytest.skip("WEAKER: libtpu is not installed; the step was lowered and not compiled")
+
+
+def model_case(name, step, layers):
+    """A full step of the real model file, in the shape of a model."""
+    shape = replace(SHAPES[name], layers=layers)
+    spec = DecoderSpec(
+        architecture=name,
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        layers=tuple(LayerSpec(shape.attention(i)) for i in range(layers)),
+        ropes=(RopeSpec((1.0,) * (shape.head_dim // 2)),),
+        max_position_embeddings=4096,
+        norm_eps=1e-5,
+    )
+    model = DecoderModel(spec, GenerationDefaults())
+    weights = {n: Weight(p.shape, p.partition, None, p.role) for n, p in model.parameters.items()}
+    weights |= {n: Weight(v.shape, dtype=d) for n, (v, d) in model.constants.items()}
+    return StepCase(
+        name=f"{name} {step}",
+        build=lambda ops: build_step(model, ops),
+        weights=weights,
+        kv=KVSpec(model.info.kv_layers, BLOCK_SIZE, "bfloat16"),
+        bucket=BUCKETS[step],
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("step", BUCKETS)
+@pytest.mark.parametrize("target", DEFAULT_TARGETS)
+def test_a_full_step_of_llama_3_8b(target, step, ranks):
+    layers = 2 if target == DEFAULT_TARGETS[0] else 1
+    verdict = judge(model_case("llama-3-8b", step, layers), target, ranks)
+    assert verdict.memory.scratch < 64 << 20
+    assert verdict.cost.flops > 0
+
+
+@pytest.mark.parametrize("step", BUCKETS)
+@pytest.mark.parametrize("model", sorted(set(SHAPES) - {"llama-3-8b"}))
+def test_other_head_dimensions_in_a_full_step(model, step):
+    judge(model_case(model, step, 2), DEFAULT_TARGETS[0])
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_every_head_dimension(head_dim):
+    judge(kernel_case(head_dim, "mixed"), DEFAULT_TARGETS[0])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("target", DEFAULT_TARGETS[1:])
+def test_the_usual_head_dimensions_on_newer_chips(target, head_dim):
+    judge(kernel_case(head_dim, "mixed"), target)
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_block_size(block_size, dtype):
+    judge(kernel_case(64, "decode", dtype, block_size), DEFAULT_TARGETS[0])

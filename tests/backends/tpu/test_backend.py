@@ -1,0 +1,278 @@
+"""What the backend promises beyond the kit: placement, types, memory, errors, the cache."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from leadframe.errors import (
+    CompileError,
+    ContractViolation,
+    DeviceLost,
+    DeviceNotFound,
+    DeviceOOM,
+    Unsupported,
+)
+from leadframe.platform import Bucket, KVLayerSpec, KVSpec, Limits, OpSpec, Partition
+from leadframe.platform.info import Device
+from leadframe_tpu.capabilities import why_not
+from leadframe_tpu.create import create_backend
+from leadframe_tpu.failures import asked_bytes, compile_errors, device_errors
+from leadframe_tpu.kernels.layout import lane_width
+from leadframe_tpu.memory import ChipMemory, Ledger
+from leadframe_tpu.ranks import Cut, Ranks
+
+HOST = Device(0, "host")
+BUCKET = Bucket(1, 1, 1, 1, 1)
+
+
+def make(**options):
+    return create_backend(HOST, {"target": "interpreter", **options}, Limits())
+
+
+# --- placement ----------------------------------------------------------------------------
+
+
+class FakeRanks(Ranks):
+    """A group of any size without devices."""
+
+    def __init__(self, count):
+        self._count = count
+
+    @property
+    def count(self):
+        return self._count
+
+
+HEADS = Partition(0, heads=2, unit=8)
+
+
+@pytest.mark.parametrize(
+    ("count", "partition", "wanted"),
+    [
+        (1, Partition(0), None),
+        (4, Partition(), None),
+        (4, None, None),
+        (4, Partition(1), Cut(1, 1, 1)),
+        (2, HEADS, Cut(0, 8, 1)),
+        (4, HEADS, Cut(0, 8, 2)),
+    ],
+)
+def test_cut(count, partition, wanted):
+    assert FakeRanks(count).cut((16, 12), partition) == wanted
+
+
+@pytest.mark.parametrize(("count", "partition"), [(5, Partition(0)), (3, HEADS)])
+def test_what_does_not_divide_is_refused_with_its_numbers(count, partition):
+    with pytest.raises(Unsupported, match=rf"{count} chips; choose another --tensor-parallel"):
+        FakeRanks(count).cut((16, 12), partition)
+
+
+def test_repeated_heads_are_read_from_where_they_are():
+    cut = Cut(axis=0, unit=8, repeat=2)
+    assert cut.global_shape((16, 3)) == (32, 3)
+    parts = [cut.source_index((slice(8 * r, 8 * r + 8), slice(0, 3)))[0] for r in range(4)]
+    assert parts == [slice(0, 8), slice(0, 8), slice(8, 16), slice(8, 16)]
+
+
+@pytest.mark.parametrize(("dim", "wanted"), [(64, 128), (128, 256), (80, 256), (96, 256), (8, 128)])
+def test_lane_width(dim, wanted):
+    assert lane_width(dim) == wanted
+
+
+def test_kv_heads_that_do_not_divide_are_refused():
+    assert FakeRanks(4).kv_heads(8) == 8
+    assert FakeRanks(4).kv_heads(2) == 4
+    with pytest.raises(Unsupported, match="3 KV heads do not divide among 4 chips"):
+        FakeRanks(4).kv_heads(3)
+
+
+def test_more_ranks_than_devices_are_refused():
+    make()  # JAX has started: it splits the host no more
+    limits = Limits(tensor_parallel_size=64)
+    with pytest.raises(DeviceNotFound, match="--tensor-parallel-size is 64"):
+        create_backend(HOST, {"target": "interpreter"}, limits)
+
+
+# --- types and shapes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "float8_e4m3fn"])
+def test_types_that_jax_would_change_silently_are_refused(dtype):
+    with pytest.raises(Unsupported, match="this backend holds"):
+        make().upload(np.zeros(2, np.float32), dtype)
+
+
+def test_kv_write_checks_the_shape():
+    backend = make()
+    kv = backend.kv_alloc(KVSpec((KVLayerSpec(2, 16),), 8, "float32"), 3)
+    with pytest.raises(ContractViolation, match="it must be"):
+        backend.kv_write(kv[0], [1], np.zeros((1, 2, 8, 1, 16), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (OpSpec("attention", features=frozenset({"sinks"})), "'sinks' is not known"),
+        (OpSpec("attention", dtype="float16"), "dtype float16"),
+        (OpSpec("attention", kv_dtype="int8"), "dtype int8"),
+        (OpSpec("attention", head_dim=100), "head dim 100 is not proved"),
+        (OpSpec("attention", block_size=4), "block size 4"),
+        (OpSpec("teleport"), "no op 'teleport'"),
+    ],
+)
+def test_why_not(spec, reason):
+    assert reason in (why_not(spec) or "")
+
+
+def test_there_is_no_objection_to_what_is_claimed():
+    spec = OpSpec("attention", "bfloat16", "bfloat16", 64, 9, 3, 32, frozenset({"window"}))
+    assert why_not(spec) is None
+
+
+# --- memory -------------------------------------------------------------------------------
+
+
+def test_pretended_memory_is_counted_and_enforced():
+    backend = make(memory_bytes=1 << 20)
+    assert backend.memory().total == 1 << 20
+    kept = backend.upload(np.zeros(1 << 17, np.float32))
+    assert backend.memory().used == 1 << 19
+    with pytest.raises(DeviceOOM, match="during load"):
+        backend.upload(np.zeros((1 << 17) + 1, np.float32))
+    with pytest.raises(DeviceOOM, match="during kv"):
+        backend.kv_alloc(KVSpec((KVLayerSpec(1, 64),), 8, "float32"), 200)
+    del kept
+    assert backend.memory().used == 0
+    assert backend.memory().peak == 1 << 19
+
+
+def test_close_deletes_what_was_uploaded():
+    backend = make()
+    array = backend.upload(np.zeros(4, np.float32))
+    backend.close()
+    assert array.is_deleted()
+    assert backend.memory().used == 0
+    backend.close()
+
+
+class FakeChip:
+    def __init__(self, in_use):
+        self.in_use = in_use
+
+    def memory_stats(self):
+        return {"bytes_limit": 100, "bytes_in_use": self.in_use, "peak_bytes_in_use": 90}
+
+
+def test_the_fullest_chip_decides_what_is_free():
+    info = ChipMemory([FakeChip(30), FakeChip(60)]).read(Ledger())
+    assert (info.total, info.free, info.used, info.peak) == (200, 80, 90, 180)
+
+
+def test_scratch_of_steps_is_counted_once():
+    backend = make()
+    weights = {"x": backend.upload(np.zeros(1 << 16, np.float32))}
+
+    def step(weights, kv_d, arrays):
+        return {"smallest": jnp.sort(weights["x"])[:4]}, kv_d
+
+    first = backend.compile(step, BUCKET, weights, [])
+    second = backend.compile(step, BUCKET, weights, [])
+    assert first.bytes >= 4 << 16
+    assert second.bytes < 4 << 16
+
+
+# --- errors -------------------------------------------------------------------------------
+
+OOM = "RESOURCE_EXHAUSTED: Attempting to allocate 1.50G. That was not possible."
+HBM = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm."
+VMEM = "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem."
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (OOM, DeviceOOM),
+        ("UNAVAILABLE: socket closed", DeviceLost),
+        ("INTERNAL: Core halted unexpectedly", DeviceLost),
+        ("INVALID_ARGUMENT: a shape", jax.errors.JaxRuntimeError),
+    ],
+)
+def test_device_errors(text, wanted):
+    with pytest.raises(wanted), device_errors("step", 0, lambda: 7):
+        raise jax.errors.JaxRuntimeError(text)
+
+
+def test_oom_carries_the_figures():
+    with pytest.raises(DeviceOOM) as caught, device_errors("load", 0, lambda: 7):
+        raise jax.errors.JaxRuntimeError(OOM)
+    assert (caught.value.requested, caught.value.free) == (3 << 29, 7)
+    assert asked_bytes(HBM) == 20 << 30
+    assert asked_bytes("no figure") == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (jax.errors.JaxRuntimeError(HBM), DeviceOOM),
+        (jax.errors.JaxRuntimeError(VMEM), CompileError),
+        (NotImplementedError("sort"), CompileError),
+        (Unsupported("linear", None, "why"), Unsupported),
+    ],
+)
+def test_compile_errors(error, wanted):
+    with pytest.raises(wanted), compile_errors(BUCKET, lambda: 7):
+        raise error
+
+
+def test_a_step_that_cannot_be_traced_names_its_bucket():
+    def step(weights, kv_d, arrays):
+        return {"x": int(arrays.token_ids[0])}, kv_d
+
+    with pytest.raises(CompileError, match=r"num_tokens=1.*ConcretizationTypeError"):
+        make().compile(step, BUCKET, {}, [])
+
+
+# --- the cache ----------------------------------------------------------------------------
+
+CACHE = """
+import json, os, stat, sys
+os.environ["JAX_PLATFORMS"] = "cpu"
+import numpy as np
+from leadframe.platform import Bucket, Limits
+from leadframe.platform.info import Device
+from leadframe_tpu.create import create_backend
+options = {"target": "interpreter", "compile_cache": sys.argv[1]}
+backend = create_backend(Device(0, "host"), options, Limits())
+x = backend.upload(np.ones((4, 4), np.float32))
+step = lambda weights, kv_d, arrays: ({"y": weights["x"] @ weights["x"] + 1}, kv_d)
+compiled = backend.compile(step, Bucket(1, 1, 1, 1, 1), {"x": x}, [])
+mode = oct(stat.S_IMODE(os.stat(sys.argv[1]).st_mode)) if sys.argv[1] != "off" else ""
+print(json.dumps([compiled.cache_hit, mode]))
+"""
+
+
+def compile_in_a_process(folder):
+    done = subprocess.run(
+        [sys.executable, "-c", CACHE, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def test_a_second_process_finds_the_step_in_the_cache(tmp_path):
+    folder = tmp_path / "steps"
+    assert compile_in_a_process(folder) == [False, "0o700"]
+    assert compile_in_a_process(folder) == [True, "0o700"]
+
+
+def test_without_a_cache_nothing_is_said_about_hits():
+    assert compile_in_a_process("off") == [None, ""]
