@@ -162,8 +162,9 @@ def test_the_last_uniform_never_draws_a_dropped_token(native):
     logits = torch.full((64, 300), -1e4)
     logits[:, 7], logits[:, 100] = torch.linspace(0, 3, 64), 1.0
     ones = torch.ones(64)
-    draw = (logits, ones, ones - 2.0**-24, ones * 0.01, None, None, "plain")
-    assert set(native.ops["sample"](*draw)[0].tolist()) <= {7, 100}
+    for uniform in (ones - 2.0**-24, ones):  # 1 is out of range, and must be harmless
+        draw = (logits, ones, uniform, ones * 0.01, None, None, "plain")
+        assert set(native.ops["sample"](*draw)[0].tolist()) <= {7, 100}
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
