@@ -222,3 +222,14 @@ def test_edits_are_torchs(native, plain, rng):
     mine = logits.clone()
     assert native.ops["edit_logits"](mine, ids, scale, add, keep_only) is mine
     assert torch.equal(mine, want)
+
+
+def test_the_last_candidate_may_stand_far_from_the_others(native, oracle):
+    logits = np.full((1, 3000), -40.0, np.float32)
+    logits[0, :1023], logits[0, 2999] = 5.0, 4.0
+    one = np.ones(1, np.float32)
+    settings = (one, one * (1 - 2.0**-24), one * 0, np.array([1024], np.int32), one)
+    got = native.ops["sample"](*map(torch.from_numpy, (logits, *settings)), "threshold")
+    want = oracle["sample"](logits, *settings, "threshold")
+    assert (got[0].tolist(), got[1].tolist()) == ([2999], [True])
+    assert want[0].tolist() == [2999]
