@@ -136,12 +136,14 @@ def decode_attention(
     """Rows [0, D), one token each; the context of a row may be split over programs."""
     keys, values = kv[0], kv[1]
     tile, group, padded = _tile(c, "decode", q, keys, params)
-    rows, kv_heads, heads = plan.bucket.num_decodes, keys.shape[2], q.shape[1]
+    rows, kv_heads = plan.bucket.num_decodes, keys.shape[2]
     context = plan.bucket.num_blocks * keys.shape[1]
     if params.window is not None:
         context = min(context, params.window + tile.block_n)
     splits, split_tokens = split_of(c, rows * kv_heads, context, tile.block_n)
-    part, part_m, part_l = _partials(q, rows, splits)
+    # With fixed splits always through partials: one binary for a row, whatever its bucket.
+    is_split = splits > 1 or c.split_tokens > 0
+    part, part_m, part_l = _partials(q, rows * splits if is_split else 0)
     decode_attention_kernel[(kv_heads, rows, splits)](
         out,
         part,
@@ -167,30 +169,44 @@ def decode_attention(
         BLOCK_SIZE=keys.shape[1],
         HAS_WINDOW=params.window is not None,
         HAS_SOFTCAP=params.softcap is not None,
-        SPLIT=splits > 1,
+        SPLIT=is_split,
         BLOCK_M=max(tile.block_m, power_of_two(group)),
         BLOCK_N=tile.block_n,
         BLOCK_D=padded,
         **c.options(tile.num_warps, tile.num_stages, tile.waves_per_eu),
     )
-    if splits > 1:
-        combine_splits_kernel[(heads, rows)](
-            out,
-            part,
-            part_m,
-            part_l,
-            plan.seq_lens,
-            split_tokens,
-            splits,
-            out.stride(0),
-            params.window or 0,
-            HEAD_DIM=q.shape[2],
-            HAS_WINDOW=params.window is not None,
-            BLOCK_N=tile.block_n,
-            BLOCK_D=padded,
-            BLOCK_S=_COMBINE_SPLITS,
-            **c.options(c.warps(_COMBINE_SPLITS * padded)),
-        )
+    if is_split:
+        cut = (split_tokens, splits, tile.block_n)
+        _combine(c, out, (part, part_m, part_l), plan, params.window, cut)
+
+
+def _combine(
+    c: LaunchContext,
+    out: Tensor,
+    parts: tuple[Tensor, Tensor, Tensor],
+    plan: StepArrays,
+    window: int | None,
+    cut: tuple[int, int, int],
+) -> None:
+    """Adds up the partials of the decode rows; `cut` is what they were split by."""
+    split_tokens, splits, block_n = cut
+    heads, dim = out.shape[1], out.shape[2]
+    padded = padded_head_dim(dim)
+    combine_splits_kernel[(heads, plan.bucket.num_decodes)](
+        out,
+        *parts,
+        plan.seq_lens,
+        split_tokens,
+        splits,
+        out.stride(0),
+        window or 0,
+        HEAD_DIM=dim,
+        HAS_WINDOW=window is not None,
+        BLOCK_N=block_n,
+        BLOCK_D=padded,
+        BLOCK_S=_COMBINE_SPLITS,
+        **c.options(c.warps(_COMBINE_SPLITS * padded)),
+    )
 
 
 def split_of(c: LaunchContext, programs: int, context: int, block_n: int) -> tuple[int, int]:
@@ -210,10 +226,10 @@ def split_of(c: LaunchContext, programs: int, context: int, block_n: int) -> tup
     return max(1, min(wanted, ceil_div(context, size), MAX_SPLITS)), size
 
 
-def _partials(q: Tensor, rows: int, splits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Float32 buffers of split decode; small stand-ins when there is one split."""
+def _partials(q: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Float32 buffers for `count` partials of every head; small stand-ins for none."""
     heads, dim = q.shape[1], q.shape[2]
-    size = rows * heads * splits if splits > 1 else 1
+    size = max(count * heads, 1)
     part = torch.empty(size * dim, dtype=torch.float32, device=q.device)
     # Multiples of 16 bytes: a pointer that loses its alignment would compile the kernel anew.
     ends = torch.empty((2, ceil_div(size, 4) * 4), dtype=torch.float32, device=q.device)

@@ -109,34 +109,15 @@ def sample(
     )
     mass = _mass(rows, top, floor, temperature)
     if num:
+        limits = (floor, covered, mass, top, candidates, temperature, top_k, top_p)
         block = min(power_of_two(num), NUM_CANDIDATES)
         kernels.nucleus_kernel[(rows.count,)](
-            floor,
-            covered,
-            mass,
-            top,
-            candidates,
-            temperature,
-            top_k,
-            top_p,
-            VOCAB=vocab,
-            NUM=num,
-            BLOCK=block,
-            **rows.joined,
+            *limits, VOCAB=vocab, NUM=num, BLOCK=block, **rows.joined
         )
         mass = _mass(rows, top, floor, temperature)
+    drawn = (token, covered, rows.logits, mass, top, floor, temperature, uniform)
     kernels.draw_kernel[(rows.count,)](
-        token,
-        covered,
-        rows.logits,
-        mass,
-        top,
-        floor,
-        temperature,
-        uniform,
-        rows.logits.stride(0),
-        IS_PLAIN=not num,
-        **{**rows.sizes, **rows.joined},
+        *drawn, rows.logits.stride(0), IS_PLAIN=not num, **{**rows.sizes, **rows.joined}
     )
     return token, covered
 

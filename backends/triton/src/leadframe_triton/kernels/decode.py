@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from leadframe_triton.kernels.tile import attend_range
+from leadframe_triton.kernels.tile import attend_range, store_normalised
 
 
 @triton.jit
@@ -34,35 +34,13 @@ _BATCH = ["seq_lens_ptr", "table_ptr"]
 
 @triton.jit(do_not_specialize=_COUNTS + _BATCH)
 def decode_attention_kernel(
-    out_ptr,
-    part_ptr,
-    part_m_ptr,
-    part_l_ptr,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    seq_lens_ptr,
-    table_ptr,
-    table_stride,
-    split_tokens,
-    num_splits,
-    stride_q,
-    stride_out,
-    stride_block,
-    stride_slot,
-    scale,
-    softcap,
-    window,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    out_ptr, part_ptr, part_m_ptr, part_l_ptr, q_ptr, k_ptr, v_ptr, seq_lens_ptr, table_ptr,
+    table_stride, split_tokens, num_splits,
+    stride_q, stride_out, stride_block, stride_slot, scale, softcap, window,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Row i owns token i. Grid: (KV heads, rows, splits).
 
     With SPLIT, each program leaves float32 partials for `combine_splits_kernel`: the sum
@@ -86,17 +64,13 @@ def decode_attention_kernel(
     d = tl.arange(0, BLOCK_D)
     keep = (g[:, None] < GROUP) & (d[None, :] < HEAD_DIM)
     head = kv_head * GROUP + g
-    column = head * HEAD_DIM
-    q = tl.load(
-        q_ptr + row.to(tl.int64) * stride_q + column[:, None] + d[None, :], mask=keep, other=0.0
-    )
-    position = tl.zeros([BLOCK_M], dtype=tl.int32) + (length - 1)
+    offset = (head * HEAD_DIM)[:, None] + d[None, :]
+    q = tl.load(q_ptr + row.to(tl.int64) * stride_q + offset, mask=keep, other=0.0)
     acc, m, total = attend_range(
-        q,
-        k_ptr + kv_head * HEAD_DIM,
-        v_ptr + kv_head * HEAD_DIM,
+        q, k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM,
         table_ptr + row.to(tl.int64) * table_stride,
-        position, first, length, start, end // BLOCK_N * BLOCK_N, end,
+        tl.zeros([BLOCK_M], dtype=tl.int32) + (length - 1),
+        first, length, start, end // BLOCK_N * BLOCK_N, end,
         stride_block, stride_slot, scale, softcap, window,
         BLOCK_M, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_SOFTCAP,
     )  # fmt: skip
@@ -107,29 +81,16 @@ def decode_attention_kernel(
         tl.store(part_m_ptr + part, m, mask=g < GROUP)
         tl.store(part_l_ptr + part, total, mask=g < GROUP)
     else:
-        # Padded rows (seq_len 0) have seen nothing: 0 / 1 keeps them finite.
-        out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        offset = row.to(tl.int64) * stride_out + column[:, None] + d[None, :]
-        tl.store(out_ptr + offset, out.to(out_ptr.dtype.element_ty), mask=keep)
+        store_normalised(out_ptr, row.to(tl.int64) * stride_out + offset, acc, total, keep)
 
 
 @triton.jit(do_not_specialize=["split_tokens", "num_splits", "window", "seq_lens_ptr"])
 def combine_splits_kernel(
-    out_ptr,
-    part_ptr,
-    part_m_ptr,
-    part_l_ptr,
-    seq_lens_ptr,
-    split_tokens,
-    num_splits,
-    stride_out,
-    window,
-    HEAD_DIM: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
+    out_ptr, part_ptr, part_m_ptr, part_l_ptr, seq_lens_ptr,
+    split_tokens, num_splits, stride_out, window,
+    HEAD_DIM: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
     """Adds up the partials of one row and head, BLOCK_S splits at a time, always in order.
 
     Grid: (heads, rows). BLOCK_N is the one of the decode kernel: both must cut a row alike.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from leadframe_triton.kernels.tile import attend_range
+from leadframe_triton.kernels.tile import attend_range, store_normalised
 
 
 @triton.jit
@@ -25,6 +25,16 @@ def _row_of_tile(query_start_ptr, tile, base, first_row, num_rows, BLOCK_Q: tl.c
         else:
             high = middle
     return low
+
+
+@triton.jit
+def _locate(query_start_ptr, tile, base, first_row, num_rows, BLOCK_Q: tl.constexpr):
+    """A tile's row, the row's first token and number of tokens, and the tile's first of them."""
+    row = _row_of_tile(query_start_ptr, tile, base, first_row, num_rows, BLOCK_Q)
+    begin = tl.load(query_start_ptr + row)
+    count = tl.load(query_start_ptr + row + 1) - begin
+    local = (tile - ((begin - base) // BLOCK_Q + row - first_row)) * BLOCK_Q
+    return row, begin, count, local
 
 
 @triton.jit
@@ -50,33 +60,13 @@ _BATCH = ["query_start_ptr", "seq_lens_ptr", "table_ptr"]
 
 @triton.jit(do_not_specialize=_COUNTS + _BATCH)
 def ragged_attention_kernel(
-    out_ptr,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    query_start_ptr,
-    seq_lens_ptr,
-    table_ptr,
-    num_tokens,
-    num_rows,
-    first_row,
-    table_stride,
-    stride_q,
-    stride_out,
-    stride_block,
-    stride_slot,
-    scale,
-    softcap,
-    window,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    out_ptr, q_ptr, k_ptr, v_ptr, query_start_ptr, seq_lens_ptr, table_ptr,
+    num_tokens, num_rows, first_row, table_stride,
+    stride_q, stride_out, stride_block, stride_slot, scale, softcap, window,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Rows [first_row, num_rows); one program a tile of BLOCK_Q tokens and a KV head.
 
     The GROUP query heads that share a KV head are rows of the same tile, so that K and V are
@@ -84,10 +74,8 @@ def ragged_attention_kernel(
     row see the most keys and should start first.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
-    base = tl.load(query_start_ptr + first_row)
-    live_end = tl.load(query_start_ptr + num_rows)
+    tile, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    base, live_end = tl.load(query_start_ptr + first_row), tl.load(query_start_ptr + num_rows)
     used = (live_end - base) // BLOCK_Q + num_rows - first_row
     if tile >= used:
         _zero_tail(
@@ -95,40 +83,29 @@ def ragged_attention_kernel(
             GROUP, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_Q,
         )  # fmt: skip
         return
-    row = _row_of_tile(query_start_ptr, tile, base, first_row, num_rows, BLOCK_Q)
-    begin = tl.load(query_start_ptr + row)
-    count = tl.load(query_start_ptr + row + 1) - begin
-    local = (tile - ((begin - base) // BLOCK_Q + row - first_row)) * BLOCK_Q
+    row, begin, count, local = _locate(query_start_ptr, tile, base, first_row, num_rows, BLOCK_Q)
     if local >= count:
         return
-
     m_index = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     query = local + m_index // GROUP
-    head = kv_head * GROUP + m_index % GROUP
-    keep = ((m_index < BLOCK_Q * GROUP) & (query < count))[:, None] & (d[None, :] < HEAD_DIM)
     token = (begin + query).to(tl.int64)
-    column = head * HEAD_DIM
-    q = tl.load(q_ptr + (token * stride_q + column)[:, None] + d[None, :], mask=keep, other=0.0)
-
+    column = (kv_head * GROUP + m_index % GROUP) * HEAD_DIM
+    keep = ((m_index < BLOCK_Q * GROUP) & (query < count))[:, None] & (d[None, :] < HEAD_DIM)
+    offset = (token * stride_q + column)[:, None] + d[None, :]
+    q = tl.load(q_ptr + offset, mask=keep, other=0.0)
     earlier = tl.load(seq_lens_ptr + row) - count
-    position = earlier + query
     last = tl.minimum(earlier + local + BLOCK_Q, earlier + count)
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(earlier + local - window + 1, 0)
-    start = first // BLOCK_N * BLOCK_N
     full_end = tl.maximum(earlier + local + 1, 0) // BLOCK_N * BLOCK_N
     acc, _, total = attend_range(
-        q,
-        k_ptr + kv_head * HEAD_DIM,
-        v_ptr + kv_head * HEAD_DIM,
+        q, k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM,
         table_ptr + row.to(tl.int64) * table_stride,
-        position, first, last, start, full_end, last,
+        earlier + query, first, last, first // BLOCK_N * BLOCK_N, full_end, last,
         stride_block, stride_slot, scale, softcap, window,
         BLOCK_M, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_SOFTCAP,
     )  # fmt: skip
-    # Padded rows (seq_len 0) have seen nothing: 0 / 1 keeps them finite.
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     offset = (token * stride_out + column)[:, None] + d[None, :]
-    tl.store(out_ptr + offset, out.to(out_ptr.dtype.element_ty), mask=keep)
+    store_normalised(out_ptr, offset, acc, total, keep)

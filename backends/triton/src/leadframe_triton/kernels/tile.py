@@ -16,32 +16,37 @@ def visible(position, key, window, HAS_WINDOW: tl.constexpr):
 
 
 @triton.jit
-def attend(
-    acc,
-    m,
-    total,
-    q,
-    k_ptr,
-    v_ptr,
-    table_ptr,
-    position,
-    first,
-    last,
-    start,
-    end,
-    stride_block,
-    stride_slot,
-    scale,
-    softcap,
-    window,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    MASKED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
+def _load(
+    ptr, offset, keep, d, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr
 ):
+    """Keys or values [BLOCK_N, BLOCK_D]; zeros where they may not be read."""
+    if MASKED:
+        x = tl.load(ptr + offset, mask=keep, other=0.0)
+    elif BLOCK_D != HEAD_DIM:
+        x = tl.load(ptr + offset, mask=d[None, :] < HEAD_DIM, other=0.0)
+    else:
+        x = tl.load(ptr + offset)
+    return x
+
+
+@triton.jit
+def _scores(q, k, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Scaled and capped scores [BLOCK_M, BLOCK_N], times log2(e)."""
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+    if HAS_SOFTCAP:
+        # tanh(x) = 1 - 2 / (exp(2x) + 1), with exp in base 2; 2.885390... = 2 log2(e).
+        scores = softcap - 2 * softcap / (tl.exp2(scores / softcap * 2.8853900817779268) + 1)
+    return scores * 1.4426950408889634
+
+
+@triton.jit
+def attend(
+    acc, m, total, q, k_ptr, v_ptr, table_ptr, position, first, last, start, end,
+    stride_block, stride_slot, scale, softcap, window,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+):  # fmt: skip
     """Folds keys [start, end) into the online softmax of one tile.
 
     acc [M, BLOCK_D], m [M] and total [M] are float32, m in base-2 logarithms. Keys outside
@@ -51,43 +56,28 @@ def attend(
     d = tl.arange(0, BLOCK_D)
     for n in tl.range(start, end, BLOCK_N):
         key = n + tl.arange(0, BLOCK_N)
+        inside = (key >= first) & (key < last)
         if MASKED:
-            inside = (key >= first) & (key < last)
             block = tl.load(table_ptr + key // BLOCK_SIZE, mask=inside, other=0)
         else:
             block = tl.load(table_ptr + key // BLOCK_SIZE)
         row = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * stride_slot
         offset = row[:, None] + d[None, :]
-        if MASKED:
-            keep = inside[:, None] & (d[None, :] < HEAD_DIM)
-            k = tl.load(k_ptr + offset, mask=keep, other=0.0)
-        elif BLOCK_D != HEAD_DIM:
-            k = tl.load(k_ptr + offset, mask=d[None, :] < HEAD_DIM, other=0.0)
-        else:
-            k = tl.load(k_ptr + offset)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
-        if HAS_SOFTCAP:
-            # tanh(x) = 1 - 2 / (exp(2x) + 1), with exp in base 2; 2.885390... = 2 log2(e).
-            scores = softcap - 2 * softcap / (tl.exp2(scores / softcap * 2.8853900817779268) + 1)
-        scores *= 1.4426950408889634
+        keep = inside[:, None] & (d[None, :] < HEAD_DIM)
+        k = _load(k_ptr, offset, keep, d, HEAD_DIM, BLOCK_D, MASKED)
+        scores = _scores(q, k, scale, softcap, HAS_SOFTCAP)
         if MASKED:
             seen = visible(position[:, None], key[None, :], window, HAS_WINDOW)
             scores = tl.where(seen & inside[None, :], scores, float("-inf"))
         m_new = tl.maximum(m, tl.max(scores, 1))
+        shift = m_new
         if MASKED:
             # A row that has seen no key yet has m_new = -inf, and -inf - -inf is NaN.
             shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-        else:
-            shift = m_new
         p = tl.exp2(scores - shift[:, None])
         alpha = tl.exp2(m - shift)
         total = total * alpha + tl.sum(p, 1)
-        if MASKED:
-            v = tl.load(v_ptr + offset, mask=keep, other=0.0)
-        elif BLOCK_D != HEAD_DIM:
-            v = tl.load(v_ptr + offset, mask=d[None, :] < HEAD_DIM, other=0.0)
-        else:
-            v = tl.load(v_ptr + offset)
+        v = _load(v_ptr, offset, keep, d, HEAD_DIM, BLOCK_D, MASKED)
         acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
         m = m_new
     return acc, m, total
@@ -95,29 +85,12 @@ def attend(
 
 @triton.jit
 def attend_range(
-    q,
-    k_ptr,
-    v_ptr,
-    table_ptr,
-    position,
-    first,
-    last,
-    start,
-    full_end,
-    end,
-    stride_block,
-    stride_slot,
-    scale,
-    softcap,
-    window,
-    BLOCK_M: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    q, k_ptr, v_ptr, table_ptr, position, first, last, start, full_end, end,
+    stride_block, stride_slot, scale, softcap, window,
+    BLOCK_M: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-):
+):  # fmt: skip
     """Runs `attend` over [start, end): unmasked up to `full_end`, masked after it.
 
     With a window both ends of the run need masks and the run is short, so that one masked loop
@@ -142,3 +115,10 @@ def attend_range(
         stride_block, stride_slot, scale, softcap, window,
         HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, True, HAS_WINDOW, HAS_SOFTCAP,
     )  # fmt: skip
+
+
+@triton.jit
+def store_normalised(out_ptr, offset, acc, total, keep):
+    """Stores acc / total; rows that have seen nothing, padding, become zeros."""
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out_ptr + offset, out.to(out_ptr.dtype.element_ty), mask=keep)
