@@ -14,4 +14,4 @@ prepare_environment()  # before any test module imports JAX
 @pytest.fixture(scope="session")
 def kit() -> Kit:
     """The conformance kit over interpreted kernels: problems, and their float64 oracle."""
-    return open_kit("tpu", ["target=interpreter"])
+    return open_kit("tpu:interpreter")

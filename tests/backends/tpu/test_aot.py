@@ -6,7 +6,12 @@ and each test says so by skipping after that.
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from leadframe.models.info import GenerationDefaults
 from leadframe.models.model import DecoderModel
@@ -17,7 +22,7 @@ from leadframe_tpu.capabilities import BLOCK_SIZES, HEAD_DIMS
 from leadframe_tpu.compile_check.cases import kernel_case
 from leadframe_tpu.compile_check.check import StepCase, check_step
 from leadframe_tpu.compile_check.environment import DEFAULT_TARGETS, has_compiler
-from leadframe_tpu.compile_check.shapes import BLOCK_SIZE, BUCKETS, SHAPES, Weight
+from leadframe_tpu.compile_check.shapes import BLOCK_SIZE, BUCKETS, KERNEL_BUCKETS, SHAPES, Weight
 from leadframe_tpu.compile_check.targets import lowering_target, open_target
 
 pytestmark = pytest.mark.tpu_aot
@@ -80,18 +85,43 @@ def test_other_head_dimensions_in_a_full_step(model, step):
     judge(model_case(model, step, 2), DEFAULT_TARGETS[0])
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_every_head_dimension(head_dim):
-    judge(kernel_case(head_dim, "mixed"), DEFAULT_TARGETS[0])
-
-
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("target", DEFAULT_TARGETS[1:])
-def test_the_usual_head_dimensions_on_newer_chips(target, head_dim):
-    judge(kernel_case(head_dim, "mixed"), target)
+@pytest.mark.parametrize("step", KERNEL_BUCKETS)
+@pytest.mark.parametrize("target", DEFAULT_TARGETS)
+def test_the_kernels_at_every_head_dimension(target, step):
+    judge(kernel_case(HEAD_DIMS, step), target)
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_every_block_size(block_size, dtype):
-    judge(kernel_case(64, "decode", dtype, block_size), DEFAULT_TARGETS[0])
+def test_the_kernels_at_every_block_size(block_size):
+    judge(kernel_case((64, 128), "decode", "bfloat16", block_size), DEFAULT_TARGETS[0])
+
+
+def test_the_kernels_in_float32():
+    judge(kernel_case((64, 128), "mixed", "float32", 8), DEFAULT_TARGETS[0])
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs libtpu")
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_kernel_that_jax_ships_compiles_at_128_and_not_at_64(dim):
+    target = open_target(DEFAULT_TARGETS[0])
+    mesh = Mesh(np.array(target.devices[:1]), ("chip",))
+
+    def struct(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+
+    arrays = (
+        struct((64, 8, dim), jnp.bfloat16),
+        struct((256, 32, 4, dim), jnp.bfloat16),  # K and V of two heads, interleaved
+        struct((16,), jnp.int32),
+        struct((16, 64), jnp.int32),
+        struct((17,), jnp.int32),
+        struct((1,), jnp.int32),
+    )
+    sizes = {"num_kv_pages_per_block": 8, "num_queries_per_block": 16}
+    with jax.set_mesh(mesh):
+        if dim == 64:
+            with pytest.raises(AssertionError):
+                ragged_paged_attention.lower(*arrays, **sizes)
+        else:
+            compiled = ragged_paged_attention.lower(*arrays, **sizes).compile()
+            assert "tpu_custom_call" in compiled.as_text()

@@ -26,7 +26,7 @@ def v5e():
 
 @pytest.fixture(scope="module")
 def sound():
-    return kernel_case(64, "decode")
+    return kernel_case((64,), "decode")
 
 
 def plant(case, fault):
@@ -80,7 +80,7 @@ def test_a_cache_that_cannot_be_donated(sound, v5e):
 
 def test_a_missing_kernel(sound, v5e):
     def fault(step, weights, kv_d, arrays):
-        return {"out": weights["q"] * 2}, kv_d
+        return {"out": weights["64.q"] * 2}, kv_d
 
     found = problems(plant(sound, fault), v5e)
     assert "kernel 'paged_attention' is called 0 times" in found
@@ -125,7 +125,7 @@ def _kernel_fault(body, scratch):
                 scratch_shapes=scratch,
             ),
             out_shape=jax.ShapeDtypeStruct((64, 128), jnp.bfloat16),
-        )(jnp.zeros((64, 128), jnp.bfloat16) + weights["q"][:64, 0, :1])
+        )(jnp.zeros((64, 128), jnp.bfloat16) + weights["64.q"][:1, 0, :1])
         outputs, kv = step(weights, kv_d, arrays)
         return outputs | {"x": x}, kv
 

@@ -18,20 +18,19 @@ from leadframe.errors import (
     Unsupported,
 )
 from leadframe.platform import Bucket, KVLayerSpec, KVSpec, Limits, OpSpec, Partition
-from leadframe.platform.info import Device
 from leadframe_tpu.capabilities import why_not
 from leadframe_tpu.create import create_backend
+from leadframe_tpu.detect import INTERPRETED
 from leadframe_tpu.failures import asked_bytes, compile_errors, device_errors
 from leadframe_tpu.kernels.layout import lane_width
 from leadframe_tpu.memory import ChipMemory, Ledger
 from leadframe_tpu.ranks import Cut, Ranks
 
-HOST = Device(0, "host")
 BUCKET = Bucket(1, 1, 1, 1, 1)
 
 
 def make(**options):
-    return create_backend(HOST, {"target": "interpreter", **options}, Limits())
+    return create_backend(INTERPRETED, options, Limits())
 
 
 # --- placement ----------------------------------------------------------------------------
@@ -95,7 +94,7 @@ def test_more_ranks_than_devices_are_refused():
     make()  # JAX has started: it splits the host no more
     limits = Limits(tensor_parallel_size=64)
     with pytest.raises(DeviceNotFound, match="--tensor-parallel-size is 64"):
-        create_backend(HOST, {"target": "interpreter"}, limits)
+        create_backend(INTERPRETED, {}, limits)
 
 
 # --- types and shapes ---------------------------------------------------------------------
@@ -244,10 +243,9 @@ import json, os, stat, sys
 os.environ["JAX_PLATFORMS"] = "cpu"
 import numpy as np
 from leadframe.platform import Bucket, Limits
-from leadframe.platform.info import Device
 from leadframe_tpu.create import create_backend
-options = {"target": "interpreter", "compile_cache": sys.argv[1]}
-backend = create_backend(Device(0, "host"), options, Limits())
+from leadframe_tpu.detect import INTERPRETED
+backend = create_backend(INTERPRETED, {"compile_cache": sys.argv[1]}, Limits())
 x = backend.upload(np.ones((4, 4), np.float32))
 step = lambda weights, kv_d, arrays: ({"y": weights["x"] @ weights["x"] + 1}, kv_d)
 compiled = backend.compile(step, Bucket(1, 1, 1, 1, 1), {"x": x}, [])

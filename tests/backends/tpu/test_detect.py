@@ -6,10 +6,8 @@ import sys
 import pytest
 
 from leadframe.errors import DeviceNotFound
-from leadframe.platform.info import Limits
+from leadframe.platform import select_device
 from leadframe_tpu import detect as module
-from leadframe_tpu import plugin
-from leadframe_tpu.create import create_backend
 from leadframe_tpu.detect import detect, is_usable
 
 
@@ -65,11 +63,24 @@ def test_the_reason_is_one_line_and_names_the_remedy(tmp_path, installed, reason
     installed.discard(case.pop("missing", ""))
     add_chips(tmp_path, **case)
     found = detect(env, tmp_path)
+    assert found.devices == ()
     assert reason in found.reason
     assert "\n" not in found.reason
-    assert [device.arch for device in found.devices] == [module.INTERPRETER]
-    assert "-o target=interpreter" in found.reason
     assert not is_usable(env, tmp_path)
+
+
+@pytest.mark.parametrize("has_chip", [True, False])
+def test_the_interpreter_is_there_only_when_it_is_named(tmp_path, installed, has_chip):
+    add_chips(tmp_path, int(has_chip))
+    found = detect({"LEADFRAME_DEVICE": "tpu:interpreter"}, tmp_path)
+    assert found.devices == (module.INTERPRETED,)
+    for env in ({}, {"LEADFRAME_DEVICE": "tpu"}, {"LEADFRAME_DEVICE": "tpu:0"}):
+        assert module.INTERPRETED not in detect(env, tmp_path).devices
+
+
+def test_who_asks_for_a_tpu_hears_of_the_interpreter(tmp_path, installed):
+    assert "tpu:interpreter" in detect({"LEADFRAME_DEVICE": "tpu"}, tmp_path).reason
+    assert "tpu:interpreter" not in detect({}, tmp_path).reason
 
 
 def test_a_library_named_by_the_environment_is_enough(tmp_path, installed):
@@ -87,12 +98,9 @@ def test_without_jax_there_is_no_device(tmp_path, installed):
 
 
 def test_the_host_never_stands_in_for_a_chip_unasked():
-    device = plugin.platform_detect({}).devices[0]
-    if device.arch != module.INTERPRETER:
-        pytest.skip("this machine has a TPU")
-    with pytest.raises(DeviceNotFound, match=r"no TPU on the PCI bus.*target=interpreter"):
-        create_backend(device, {"target": "chip"}, Limits())
-    assert plugin.platform_info().kind == "test"  # `auto` does not choose it
+    with pytest.raises(DeviceNotFound, match=r"device 'tpu' .*: no TPU on the PCI bus"):
+        select_device("tpu", {})
+    assert select_device("tpu:interpreter", {}).device == module.INTERPRETED
 
 
 BLOCKED = """
@@ -130,9 +138,10 @@ import leadframe_tpu
 for module in pkgutil.walk_packages(leadframe_tpu.__path__, "leadframe_tpu."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-from leadframe.platform.info import Device, Limits
+from leadframe.platform import Limits
 from leadframe_tpu.create import create_backend
-backend = create_backend(Device(0, "host"), {"target": "interpreter"}, Limits())
+from leadframe_tpu.detect import INTERPRETED
+backend = create_backend(INTERPRETED, {}, Limits())
 import numpy as np
 x = backend.upload(np.ones((2, 3), np.float32))
 assert backend.download(backend.ops["linear"](x, x)).tolist() == [[3, 3], [3, 3]]

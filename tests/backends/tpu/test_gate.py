@@ -28,7 +28,7 @@ MEMORY = ProgramMemory(code=1 << 20, scratch=1 << 10, arguments=1 << 24, donated
 WANTED = Expectation(
     kernels={"kv_append": 1, "paged_attention": 1},
     cache_dtype="bf16",
-    cache_elements=64 * 32 * 256,
+    cache_elements=(64 * 32 * 256,),
     cache_bytes=BYTES,
     hbm_bytes=1 << 30,
 )

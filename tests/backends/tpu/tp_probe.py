@@ -18,9 +18,9 @@ from leadframe.models.info import GenerationDefaults
 from leadframe.models.model import DecoderModel
 from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from leadframe.platform import AttnParams, KVSpec, Limits, build_op_table
-from leadframe.platform.info import Device
 from leadframe.runner.step import build_step
 from leadframe_tpu.create import create_backend
+from leadframe_tpu.detect import INTERPRETED
 
 BLOCK = 16
 SPEC = DecoderSpec(
@@ -89,7 +89,7 @@ def load(backend, model, host) -> tuple[dict, dict[str, float]]:
 
 def run(num_devices: int) -> dict[str, np.ndarray]:
     limits = Limits(tensor_parallel_size=num_devices)
-    backend = create_backend(Device(0, "host"), {"target": "interpreter"}, limits)
+    backend = create_backend(INTERPRETED, {}, limits)
     model = DecoderModel(SPEC, GenerationDefaults())
     weights, shares = load(backend, model, host_weights(model))
     spec = KVSpec(model.info.kv_layers, BLOCK, "float32")

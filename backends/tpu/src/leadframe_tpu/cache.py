@@ -5,7 +5,6 @@ The cache is a setting of the process: two backends of one process share the fir
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ _HIT = "/jax/compilation_cache/cache_hits"
 
 def default_folder(env: Mapping[str, str]) -> Path:
     """Returns where compiled steps are kept unless told otherwise."""
-    root = env.get("XDG_CACHE_HOME") or os.path.join(env.get("HOME", "/tmp"), ".cache")
-    return Path(root) / "leadframe" / "tpu"
+    root = env.get("LEADFRAME_CACHE_DIR")
+    base = Path(root) if root else Path.home() / ".cache" / "leadframe"
+    return base / "tpu"
 
 
 def use_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ from leadframe.errors import DeviceNotFound
 from leadframe.platform.info import Device, Limits
 from leadframe_tpu import cache
 from leadframe_tpu.backend import Target, TpuBackend
-from leadframe_tpu.detect import INTERPRETER, detect
+from leadframe_tpu.detect import INTERPRETED
 
 
 def create_backend(device: Device, options: Mapping[str, Any], limits: Limits) -> TpuBackend:
@@ -23,12 +23,10 @@ def create_backend(device: Device, options: Mapping[str, Any], limits: Limits) -
     Raises:
       DeviceNotFound: there is no TPU, or not enough of them.
     """
-    is_interpreted = options.get("target", "chip") == "interpreter"
+    is_interpreted = device.arch == INTERPRETED.arch
     _set_cache(options.get("compile_cache", "auto"), is_interpreted)
     if is_interpreted:
         return TpuBackend(_interpreter(limits, options.get("memory_bytes")))
-    if device.arch == INTERPRETER:
-        raise DeviceNotFound(f"device 'tpu' is not present: {detect(os.environ).reason}")
     return TpuBackend(_chips(device, limits))
 
 

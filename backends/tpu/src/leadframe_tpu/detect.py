@@ -10,8 +10,8 @@ from typing import Final
 
 from leadframe.platform.info import Detection, Device
 
-INTERPRETER: Final = "interpreter"
-"""`Device.arch` of the host when it interprets kernels."""
+INTERPRETED: Final = Device(0, "interpreter", arch="interpreter")
+"""The device that stands for Pallas' interpreter on the host. It exists only when it is named."""
 
 _GOOGLE: Final = "0x1ae0"
 _GIB: Final = 2**30
@@ -45,18 +45,19 @@ def detect(env: Mapping[str, str], root: Path = Path("/")) -> Detection:
     """
     if find_spec("jax") is None:
         return Detection((), "jax is not installed; run: pip install 'leadframe-tpu[tpu]'")
+    named = env.get("LEADFRAME_DEVICE", "")
+    if named == f"tpu:{INTERPRETED.name}":
+        return Detection((INTERPRETED,), "kernels run in Pallas' interpreter on the host")
     chips = _chips(root)
     why_absent = _why_absent(env, root, chips)
-    if why_absent is None:
-        devices = tuple(
-            Device(index, f"TPU {chip.arch}", chip.memory_bytes, chip.arch)
-            for index, chip in enumerate(chips)
-        )
-        return Detection(devices, f"{len(chips)} TPU {chips[0].arch} on the PCI bus")
-    host = Device(0, "Pallas interpreter on the host", arch=INTERPRETER)
-    return Detection(
-        (host,), f"no TPU: {why_absent}; -o target=interpreter runs its kernels on the host"
+    if why_absent is not None:
+        hint = "; tpu:interpreter runs its kernels on the host, for tests" if named == "tpu" else ""
+        return Detection((), why_absent + hint)
+    devices = tuple(
+        Device(index, f"TPU {chip.arch}", chip.memory_bytes, chip.arch)
+        for index, chip in enumerate(chips)
     )
+    return Detection(devices, f"{len(chips)} TPU {chips[0].arch} on the PCI bus")
 
 
 def is_usable(env: Mapping[str, str], root: Path = Path("/")) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,15 +15,12 @@ from leadframe.platform.info import (
     OptionSpec,
     PlatformInfo,
 )
-from leadframe_tpu.detect import detect, is_usable
+from leadframe_tpu.detect import detect
 
 
 @hookimpl
 def platform_info() -> PlatformInfo:
-    """Says what this plugin is.
-
-    Without a TPU all that is left is the interpreter, which `auto` must not choose.
-    """
+    """Says what this plugin is."""
     return PlatformInfo(
         name="tpu",
         summary="Google TPUs, through JAX and Pallas",
@@ -32,13 +28,12 @@ def platform_info() -> PlatformInfo:
         min_contract=(1, 0),
         distribution="leadframe-tpu",
         version="0.1.0",
-        kind="accelerator" if is_usable(os.environ) else "test",
     )
 
 
 @hookimpl
 def platform_detect(env: Mapping[str, str]) -> Detection:
-    """Looks at the PCI bus."""
+    """Looks at the PCI bus; the interpreter is there only when it is named."""
     return detect(env)
 
 
@@ -47,20 +42,16 @@ def platform_options() -> Sequence[OptionSpec]:
     """Lists the options."""
     return (
         OptionSpec(
-            "target",
-            str,
-            "chip",
-            "interpreter runs the TPU's kernels on the host, slowly, and proves their results",
-            ("chip", "interpreter"),
-        ),
-        OptionSpec(
             "compile_cache",
             str,
             "auto",
             "folder that keeps compiled steps, or off; auto is ~/.cache/leadframe/tpu on chips",
         ),
         OptionSpec(
-            "memory_bytes", _size, None, "what interpreted devices pretend to have; default host's"
+            "memory_bytes",
+            _size,
+            None,
+            "what interpreted devices pretend to have; the default is the host's",
         ),
     )
 

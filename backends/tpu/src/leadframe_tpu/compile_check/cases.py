@@ -15,8 +15,8 @@ from leadframe_tpu.compile_check.shapes import (
     BUCKETS,
     KERNEL_BUCKETS,
     SHAPES,
-    AttentionStep,
     DecoderStep,
+    KernelStep,
 )
 
 KERNELS: Final = "kernels"
@@ -39,15 +39,18 @@ def decoder_case(model: str, step: str, layers: int | None = None) -> StepCase:
 
 
 def kernel_case(
-    head_dim: int, step: str, dtype: str = "bfloat16", block_size: int = BLOCK_SIZE
+    head_dims: tuple[int, ...],
+    step: str,
+    dtype: str = "bfloat16",
+    block_size: int = BLOCK_SIZE,
 ) -> StepCase:
-    """The kernels of one layer."""
+    """The kernels of one layer for each head dimension."""
     bucket = KERNEL_BUCKETS[step]
     return StepCase(
-        name=f"head dim {head_dim} {step}",
-        build=partial(AttentionStep, head_dim, bucket),
-        weights=AttentionStep.weights(head_dim, bucket),
-        kv=KVSpec((KVLayerSpec(2, head_dim),), block_size, dtype),
+        name=f"{KERNELS} {step}",
+        build=partial(KernelStep, head_dims),
+        weights=KernelStep.weights(head_dims, bucket),
+        kv=KVSpec(tuple(KVLayerSpec(2, dim) for dim in head_dims), block_size, dtype),
         bucket=bucket,
         dtype=dtype,
         max_ranks=1,
@@ -55,10 +58,8 @@ def kernel_case(
 
 
 def cases(models: Sequence[str], steps: Sequence[str], layers: int | None) -> Iterator[StepCase]:
-    """Lists the steps of some models; "kernels" is one for each head dimension."""
+    """Lists the steps of some models; "kernels" has a layer for each head dimension."""
     for model in models:
-        if model == KERNELS:
-            for head_dim in sorted(HEAD_DIMS):
-                yield from (kernel_case(head_dim, step) for step in steps)
-        else:
-            yield from (decoder_case(model, step, layers) for step in steps)
+        for step in steps:
+            is_model = model != KERNELS
+            yield decoder_case(model, step, layers) if is_model else kernel_case(HEAD_DIMS, step)

@@ -168,14 +168,14 @@ def _lower(
 
 def expectation(case: StepCase, ranks: Ranks, chip: Chip, kv: list[KVBlocks]) -> Expectation:
     """What the compiled step must look like."""
-    elements = kv[0].data.size // ranks.count
+    elements = tuple(layer.data.size // ranks.count for layer in kv)
     item = jnp.dtype(case.kv.dtype).itemsize
     layers = len(kv)
     return Expectation(
         kernels={"kv_append": layers, "paged_attention": layers},
         cache_dtype=_XLA_NAMES[case.kv.dtype],
         cache_elements=elements,
-        cache_bytes=sum(layer.data.size for layer in kv) * item // ranks.count,
+        cache_bytes=sum(elements) * item,
         hbm_bytes=chip.hbm_bytes,
         all_reduces=2 * layers if ranks.count > 1 else 0,
     )

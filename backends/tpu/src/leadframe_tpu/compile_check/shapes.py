@@ -15,7 +15,7 @@ BLOCK_SIZE: Final = 32
 
 BUCKETS: Final[Mapping[str, Bucket]] = {
     "decode": Bucket(64, 64, 64, num_blocks=128, num_logits=64),
-    "mixed": Bucket(256, 64, 0, num_blocks=128, num_logits=64),
+    "mixed": Bucket(128, 32, 0, num_blocks=128, num_logits=32),
 }
 """A decode step and a mixed step, greedy."""
 
@@ -166,31 +166,36 @@ class DecoderStep:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionStep:
-    """One layer's kernels alone: queries, keys and values come in the place of weights.
+class KernelStep:
+    """The kernels alone: queries, keys and values come in the place of weights.
 
     Attributes:
-      head_dim: D.
-      bucket: the sizes.
+      head_dims: one layer for each.
       ops: the op table.
     """
 
-    head_dim: int
-    bucket: Bucket
+    head_dims: tuple[int, ...]
     ops: Ops
 
     @staticmethod
-    def weights(head_dim: int, bucket: Bucket) -> dict[str, Weight]:
+    def weights(head_dims: tuple[int, ...], bucket: Bucket) -> dict[str, Weight]:
         """What the step reads: four query heads for each of two KV heads."""
-        tokens = bucket.num_tokens
-        kv = Weight((tokens, 2, head_dim), role="tensor")
-        return {"q": Weight((tokens, 8, head_dim), role="tensor"), "k": kv, "v": kv}
+        table: dict[str, Weight] = {}
+        for dim in head_dims:
+            kv = Weight((bucket.num_tokens, 2, dim), role="tensor")
+            query = Weight((bucket.num_tokens, 8, dim), role="tensor")
+            table |= {f"{dim}.q": query, f"{dim}.k": kv, f"{dim}.v": kv}
+        return table
 
     def __call__(
         self, weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
     ) -> tuple[dict[str, Any], KV]:
         """Appends and attends."""
-        params = AttnParams.of(self.head_dim**-0.5)
-        plan = self.ops.plan(arrays, params)
-        layer = self.ops.kv_append(kv_d[0], weights["k"], weights["v"], plan)
-        return {"out": self.ops.attention(weights["q"], layer, plan, params)}, [layer]
+        ops, outputs, kv = self.ops, {}, []
+        plan = ops.plan(arrays, AttnParams.of(1.0))
+        for dim, old in zip(self.head_dims, kv_d, strict=True):
+            q, k, v = (weights[f"{dim}.{name}"] for name in "qkv")
+            layer = ops.kv_append(old, k, v, plan)
+            outputs[f"{dim}"] = ops.attention(q, layer, plan, AttnParams.of(dim**-0.5))
+            kv.append(layer)
+        return outputs, kv
