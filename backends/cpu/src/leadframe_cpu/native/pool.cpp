@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -57,15 +56,8 @@ class Pool {
 
   int count() const { return (int)spans_.size(); }
   bool is_mine() const { return owner_ == getpid(); }
-  void abandon() {  // after a fork the threads do not exist: never join them
-    for (auto& worker : workers_) worker.detach();
-    workers_.clear();
-  }
-
-  // False when another caller is using the pool; nothing has run then.
-  bool try_run(int64_t items, ItemFunction function, const void* context) {
-    std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
-    if (!lock.owns_lock()) return false;
+  // Only one caller at a time.
+  void run(int64_t items, ItemFunction function, const void* context) {
     uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
     function_.store(function, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
@@ -77,7 +69,6 @@ class Pool {
     post();
     take_all(0, epoch, function, context);
     wait_for_rest();
-    return true;
   }
 
  private:
@@ -146,7 +137,6 @@ class Pool {
     }
   }
 
-  std::mutex busy_;
   std::vector<Span> spans_;
   std::vector<std::thread> workers_;
   alignas(64) std::atomic<uint32_t> epoch_{0};
@@ -159,15 +149,21 @@ class Pool {
   int spin_us_;
 };
 
-std::unique_ptr<Pool> pool;
+// Never destroyed at exit: a step may still be running then, and threads die with the process.
+Pool* pool = nullptr;
+std::mutex pool_in_use;
+std::atomic<int> thread_count{1};
 
 }  // namespace
 
-int threads() { return pool ? pool->count() : 1; }
+int threads() { return thread_count.load(std::memory_order_relaxed); }
 
 void run_items(int64_t count, ItemFunction function, const void* context) {
-  bool may_share = count > 1 && count < MAX_ITEMS && threads() > 1;
-  if (may_share && pool->try_run(count, function, context)) return;
+  if (count > 1 && count < MAX_ITEMS && threads() > 1) {
+    // another backend may be using the threads at this moment: then this one works alone
+    std::unique_lock<std::mutex> lock(pool_in_use, std::try_to_lock);
+    if (lock.owns_lock()) return pool->run(count, function, context);
+  }
   for (int64_t i = 0; i < count; i++) function(context, i);
 }
 
@@ -185,19 +181,17 @@ float* scratch(Purpose purpose, size_t num_floats) {
 
 extern "C" {
 
-// Sets how many threads run items, the caller included, and how long idle ones spin.
+// Sets how many threads of this process run items, the caller included, and how long idle ones
+// spin.
 void lf_set_threads(int64_t count, int64_t spin_us) {
   using lf::pool;
-  if (pool && !pool->is_mine()) {
-    pool->abandon();
-    pool.release();  // its memory is another process's business too
-  }
-  if (pool && pool->count() == count) return;
-  pool.reset();
-  pool = std::make_unique<lf::Pool>((int)count, (int)spin_us);
+  std::lock_guard<std::mutex> lock(lf::pool_in_use);
+  if (pool && pool->is_mine() && pool->count() == count) return;
+  // after a fork the other threads do not exist, and their memory is another process's business
+  if (pool && pool->is_mine()) delete pool;
+  pool = new lf::Pool((int)count, (int)spin_us);
+  lf::thread_count.store((int)count, std::memory_order_relaxed);
 }
-
-int64_t lf_threads() { return lf::threads(); }
 
 // Runs a recorded step: pairs of a function and its arguments, in order.
 struct Call {
