@@ -50,13 +50,29 @@ class Plan:
         return max(0.0, self.deadline - time.monotonic())
 
 
-KIT_WAVES = (
+_ATTENTION = {
+    "features": ("window", "softcap"),
+    "shapes": ("dim", "gqa", "edges"),
+    "types": ("block", "float", "bfloat"),
+    "poison": ("poison", "null", "large"),
+    "layouts": ("decode", "prefill", "chunked", "mixed", "one", "shared"),
+}
+"""Prefixes of the attention cases: each process compiles its own share of the kernels."""
+
+KIT_WAVES: tuple[tuple[tuple[str, ...], ...], ...] = (
     # Groups that only compute may share the GPU; memory and failures want it alone.
-    (("A.*", "I.*", "J.*"), ("B.attention*",), ("B.exact*",), ("B.layer*", "B.k*", "B.f*"),
-     ("B.a[!t]*", "B.s*", "B.e[!x]*", "B.t*"), ("D.*",), ("E.*",), ("F.*",)),
-    (("C.*", "G.*"),),
-)  # fmt: skip
-DRY_WAVES = ((("B.exact[one-hot*", "I.*"), ("F.*",)), (("C.kv_alloc*",),))
+    (
+        ("A.", "I.", "J."),
+        *(tuple(f"B.attention[{part}" for part in parts) for parts in _ATTENTION.values()),
+        ("B.exact",),
+        ("B.layer",),
+        ("B.kv_copy", "B.sample", "B.argmax", "B.finite_rows", "B.edit_logits", "B.topk", "B.fuzz"),
+        ("D.",),
+        ("E.", "F."),
+    ),
+    (("C.", "G."),),
+)
+DRY_WAVES = ((("B.exact[decode-self", "I."), ("F.",)), (("C.kv_alloc",),))
 
 
 def kit(plan: Plan, limit: float) -> dict[str, Any]:
@@ -74,8 +90,7 @@ def kit(plan: Plan, limit: float) -> dict[str, Any]:
 
 
 def _start_kit(plan: Plan, cases: tuple[str, ...], index: int) -> tuple[Any, Path]:
-    name = cases[0].split("[")[0].strip("*.").replace(".", "-")
-    report = plan.folder / f"kit-{index}-{name}.json"
+    report = plan.folder / f"kit-{cases[0][0]}{index}.json"
     command = [sys.executable, "-m", "leadframe.cli.main", "conformance", plan.selected]
     command += ["--tier", "full", "--report", str(report)]
     command += [text for case in cases for text in ("--case", case)]

@@ -6,6 +6,7 @@ this process; torch's own attention runs on the same problem.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ class Bench:
 
         self.toy = toy
         options = {} if toy else {"tune": "on"}
-        self.backend: Any = create_backend(select_device(device, {}), options, Limits())
+        self.backend: Any = create_backend(select_device(device, os.environ), options, Limits())
         self.device = torch.device("cpu" if toy else "cuda")
         self.dtype = torch.float16 if toy else torch.bfloat16
         self.clock = Clock(self.device, repeats=3 if toy else 5)

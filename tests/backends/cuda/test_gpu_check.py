@@ -91,6 +91,16 @@ def test_a_script_that_hangs_is_stopped_and_keeps_its_report(gpu_check, monkeypa
     assert outcome == {"copy": 3, "error": "stopped after 5 s"}
 
 
+def test_every_case_of_the_kit_is_run_once(gpu_check):
+    from leadframe.conformance.case import in_tier, matches
+    from leadframe.conformance.groups import all_cases
+
+    shares = [share for wave in gpu_check.KIT_WAVES for share in wave]
+    for case in in_tier(all_cases(), "full"):
+        takers = [share for share in shares if any(matches(case.id, part) for part in share)]
+        assert len(takers) == 1, (case.id, takers)
+
+
 def test_goals_are_compared_with_what_was_measured(gpu_check):
     problems = {
         "decode 32x1@4096 H32/8 D128": {"share_of_copy_bandwidth": 0.8},
