@@ -126,8 +126,8 @@ _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
 _WIDE: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ("cuda", "ragged"): ((64, (Tile(16, 16, 4, 1),)), (256, (Tile(16, 16, 8, 1),))),
     ("cuda", "decode"): ((128, (Tile(16, 16, 4, 1),)), (256, (Tile(16, 16, 8, 1),))),
-    ("hip", "ragged"): ((64, (Tile(16, 16, 4, 1),)), (256, (Tile(16, 16, 8, 1),))),
-    ("hip", "decode"): ((256, (Tile(16, 16, 8, 1),)),),
+    ("other", "ragged"): ((64, (Tile(16, 16, 4, 1),)), (256, (Tile(16, 16, 8, 1),))),
+    ("other", "decode"): ((256, (Tile(16, 16, 8, 1),)),),
 }
 """float32, by vendor: exact products without matrix units, for tests and small models."""
 
@@ -148,6 +148,7 @@ def tiles_for(arch: Arch, kind: Kind, head_dim: int, element_bytes: int) -> tupl
       head_dim: elements a head, at most `MAX_HEAD_DIM`.
       element_bytes: bytes an element of q.
     """
-    is_wide = element_bytes > 2 and arch.vendor != "none"
-    entries = _WIDE[arch.vendor, kind] if is_wide else _HALF[arch.family, kind]
+    entries = _HALF[arch.family, kind]
+    if element_bytes > 2 and arch.family != "interpreter":
+        entries = _WIDE["cuda" if arch.vendor == "cuda" else "other", kind]
     return next(tiles for largest, tiles in entries if head_dim <= largest)
