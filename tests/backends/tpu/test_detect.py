@@ -42,6 +42,14 @@ def test_chips_are_listed(tmp_path, installed, files):
     assert is_usable({}, tmp_path)
 
 
+def test_a_chip_may_be_two_devices(tmp_path, installed):
+    add_chips(tmp_path, 2, device="0x0076")
+    found = detect({}, tmp_path)
+    assert [device.index for device in found.devices] == [0, 1, 2, 3]
+    assert found.devices[3].memory_bytes == 96 * 2**30
+    assert found.reason == "2 TPU tpu7x on the PCI bus"
+
+
 def test_other_devices_of_the_vendor_are_not_tpus(tmp_path, installed):
     add_chips(tmp_path, device="0x0042")  # Google's network card
     assert not is_usable({}, tmp_path)
@@ -51,6 +59,7 @@ ABSENT = {
     "no TPU on the PCI bus": {"count": 0},
     "pass the devices into the container": {"files": ("dev/vfio/vfio",)},
     "libtpu is not installed": {"missing": "libtpu"},
+    "v3 is older than the kernels can use": {"device": "0x0027"},
     "JAX_PLATFORMS is 'cpu'": {"env": {"JAX_PLATFORMS": "cpu"}},
     "although TPU_WORKER_ID is set": {"count": 0, "env": {"TPU_WORKER_ID": "0"}},
 }

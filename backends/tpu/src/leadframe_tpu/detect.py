@@ -19,19 +19,29 @@ _GIB: Final = 2**30
 
 @dataclass(frozen=True, slots=True)
 class _Chip:
-    """One generation: its name and the memory of one of its devices."""
+    """One generation.
+
+    Attributes:
+      arch: its name.
+      memory_bytes: memory of one of its devices.
+      devices: how many devices JAX makes of a chip.
+    """
 
     arch: str
     memory_bytes: int
+    devices: int = 1
 
+
+_TOO_OLD: Final = "v3"
+"""Its matrix unit takes no bfloat16 from a kernel, says the compiler."""
 
 _GENERATIONS: Final = {
-    "0x0027": _Chip("v3", 32 * _GIB),
+    "0x0027": _Chip(_TOO_OLD, 16 * _GIB, 2),
     "0x005e": _Chip("v4", 32 * _GIB),
     "0x0062": _Chip("v5p", 95 * _GIB),
     "0x0063": _Chip("v5e", 16 * _GIB),
     "0x006f": _Chip("v6e", 32 * _GIB),
-    "0x0076": _Chip("tpu7x", 192 * _GIB),
+    "0x0076": _Chip("tpu7x", 96 * _GIB, 2),
 }
 """PCI device id → chip. Source: jax/_src/hardware_utils.py, ids only."""
 
@@ -53,9 +63,10 @@ def detect(env: Mapping[str, str], root: Path = Path("/")) -> Detection:
     if why_absent is not None:
         hint = "; tpu:interpreter runs its kernels on the host, for tests" if named == "tpu" else ""
         return Detection((), why_absent + hint)
+    each = [chip for chip in chips for _ in range(chip.devices)]
     devices = tuple(
         Device(index, f"TPU {chip.arch}", chip.memory_bytes, chip.arch)
-        for index, chip in enumerate(chips)
+        for index, chip in enumerate(each)
     )
     return Detection(devices, f"{len(chips)} TPU {chips[0].arch} on the PCI bus")
 
@@ -70,6 +81,8 @@ def _why_absent(env: Mapping[str, str], root: Path, chips: list[_Chip]) -> str |
     if not chips:
         hint = _environment_hint(env)
         return f"no TPU on the PCI bus{hint}"
+    if chips[0].arch == _TOO_OLD:
+        return f"TPU {_TOO_OLD} is older than the kernels can use; they run on v4 and later"
     if not _has_device_file(root):
         return (
             f"{len(chips)} TPU {chips[0].arch} on the PCI bus, but neither /dev/accel* nor "
