@@ -125,7 +125,7 @@ _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
 
 _WIDE: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ("cuda", "ragged"): ((64, (Tile(16, 16, 4, 1),)), (256, (Tile(16, 16, 8, 1),))),
-    ("cuda", "decode"): ((128, (Tile(16, 16, 4, 1),)), (256, (Tile(16, 16, 8, 1),))),
+    ("cuda", "decode"): ((256, (Tile(16, 16, 8, 2),)),),
     ("other", "ragged"): ((64, (Tile(16, 16, 4, 1),)), (256, (Tile(16, 16, 8, 1),))),
     ("other", "decode"): ((256, (Tile(16, 16, 8, 1),)),),
 }
