@@ -101,14 +101,15 @@ def attention_tiles(batch: StepArrays, rows: tuple[int, int], window: int | None
 
     Args:
       batch: the step's arrays.
-      rows: [start, stop); a row may have any number of tokens. Rows with seq_len 0 get no tile.
+      rows: [start, stop); a row may have any number of tokens. Those of padded rows, with
+        seq_len 0, end before key 0: their tiles are empty.
       window: of `AttnParams`.
     """
     start, stop = rows
     bucket = batch.bucket
     queries = query_tile(bucket.num_tokens, bucket.num_decodes)
     seq_lens, begins = batch.seq_lens[start:stop], batch.query_start[start:stop]
-    counts = jnp.where(seq_lens > 0, batch.query_start[start + 1 : stop + 1] - begins, 0)
+    counts = batch.query_start[start + 1 : stop + 1] - begins
     num_tiles = _max_tiles(bucket.num_tokens, stop - start, queries)
     row, order = _spread(-(-counts // queries), num_tiles)
     offset = order * queries
