@@ -130,6 +130,47 @@ def test_serve_settings_reach_the_server(engines, served, tmp_path):
     assert (config.max_body_bytes, config.accept_priority) == (1 << 20, True)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        (b"fine\n\xff", "not UTF-8 text: line 2 has the byte 0xff"),
+        (b"fine\n{% for m in %}", "not valid: line 2: "),
+        (b"fine\n\n{{ x | nosuch }}", "line 3: No filter named 'nosuch'"),
+        (b"{% for m in x %}" * 30 + b"{% endfor %}" * 30, "nested blocks"),
+        (b"x" * (2 << 20), "larger than"),
+    ],
+)
+def test_a_bad_template_stops_the_start_before_anything_loads(
+    engines, tmp_path, capsys, content, words
+):
+    template = tmp_path / "t.jinja"
+    if content is not None:
+        template.write_bytes(content)
+    argv = ["serve", "--device", "reference", "--port", "0", "--chat-template", str(template)]
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert f"--chat-template {template}" in err
+    assert words in err
+    assert engines == []
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_start(engines, tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "no-folder" / "start.json"):
+        argv = ["serve", "--device", "reference", "--port", "0", "--startup-json", str(path)]
+        assert main(argv) == 2
+        assert f"--startup-json {path} cannot be written" in capsys.readouterr().err
+    assert engines == []
+
+
+def test_a_start_that_fails_leaves_no_empty_ledger(engines, world, tmp_path):
+    (tmp_path / "old.json").write_text("{}")
+    for name in ("old.json", "new.json"):
+        argv = ["serve", "--device", "reference", "--startup-json", str(tmp_path / name)]
+        assert main([*argv, "--port", str(world.port)]) == 2
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("old.json", "{}")]
+
+
 def test_serve_finds_a_busy_port_before_it_loads(engines, world, capsys):
     assert main(["serve", "--device", "reference", "--port", str(world.port)]) == 2
     assert f"127.0.0.1:{world.port} is in use" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from leadframe.cli.engine_args import (
 )
 from leadframe.cli.parser import Parser, add_field, byte_size
 from leadframe.config import EngineConfig
-from leadframe.errors import ConfigError
+from leadframe.errors import ConfigError, RequestError
 from leadframe.server.settings import ServerConfig
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def run(argv: Sequence[str]) -> int:
         level=args.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
     )
     template = _read_template(settings.chat_template)
+    _check_writable(args.startup_json)
     announce_device(config, sys.stdout)
 
     from leadframe.server.lifecycle import bind
@@ -157,21 +158,64 @@ def _server_config(args: argparse.Namespace) -> ServerConfig:
 
 
 def _read_template(path: str | None) -> str | None:
+    """Reads and compiles a chat template, so that a bad one stops the start and no request.
+
+    Raises:
+      ConfigError: it cannot be read or is not a template; names the line where there is one.
+    """
     if path is None:
         return None
+    # Here and not at the top: it imports the tokenizers library.
+    from leadframe.tokenizer.chat_template import ChatTemplate
+
     try:
         data = Path(path).read_bytes()
-        if len(data) > _MAX_TEMPLATE_BYTES:
-            raise ConfigError(f"--chat-template {path} is larger than {_MAX_TEMPLATE_BYTES} bytes")
-        return data.decode("utf-8")
     except OSError as error:
         raise ConfigError(f"--chat-template {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--chat-template {path} is not UTF-8 text") from None
+    if len(data) > _MAX_TEMPLATE_BYTES:
+        raise ConfigError(f"--chat-template {path} is larger than {_MAX_TEMPLATE_BYTES} bytes")
+    try:
+        text = data.decode("utf-8")
+        ChatTemplate(text, {})
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"--chat-template {path} is not UTF-8 text: line {line} has the byte "
+            f"0x{data[error.start]:02x}; save it as UTF-8"
+        ) from None
+    except RequestError as error:
+        raise ConfigError(f"--chat-template {path}: {error}; mend the file") from None
+    return text
+
+
+def _check_writable(path: str | None) -> None:
+    """Opens what `--startup-json` names, so that a mistake shows before minutes of loading.
+
+    Raises:
+      ConfigError: it cannot be written.
+    """
+    if path is None or Path(path).is_fifo():  # opening a pipe waits for its reader
+        return
+    file = Path(path)
+    is_new = not file.exists()
+    try:
+        with file.open("ab"):
+            pass
+        if is_new:
+            file.unlink()
+    except OSError as error:
+        raise _not_writable(path, error) from None
 
 
 def _write_json(path: str, data: dict[str, Any]) -> None:
     try:
         Path(path).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--startup-json {path}: {error.strerror}") from None
+        raise _not_writable(path, error) from None
+
+
+def _not_writable(path: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"--startup-json {path} cannot be written: {error.strerror}; name a file in a folder that "
+        "exists and that you may write to"
+    )

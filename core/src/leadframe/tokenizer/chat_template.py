@@ -66,9 +66,12 @@ class ChatTemplate:
         self._tokens = dict(tokens)
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # Jinja's parser, or Python's compiler behind it
+            line = getattr(error, "lineno", None)
+            where = f"line {line}: " if line else ""
             raise RequestError(
-                f"the chat template is not valid: {error}", param="chat_template"
+                f"the chat template is not valid: {where}{str(error)[:300]}",
+                param="chat_template",
             ) from error
 
     def render(
