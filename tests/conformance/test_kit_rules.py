@@ -154,6 +154,44 @@ def _conformance(*arguments):
     )
 
 
+def test_a_platform_without_its_device_is_proved_on_its_interpreter_and_says_so(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # nor does a test machine's GPU count
+    path = tmp_path / "out.json"
+    done = _conformance("cuda", "--case", "A.hooks", "--report", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second, *_ = done.stdout.splitlines()
+    assert first.startswith("device 'cuda' (--device) is not present")
+    assert second == "so the kit runs on cuda:interpreter"
+    assert "cuda:interpreter: core tier partial; evidence: interpreter (" in done.stdout
+    report = json.loads(path.read_text())
+    assert (report["device"], report["evidence"]) == ("cuda:interpreter", "interpreter")
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "xpu"])
+def test_an_index_and_a_platform_without_interpreter_are_not_replaced(device, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = _conformance(device, "--case", "A.hooks")
+    assert done.returncode != 0
+    assert f"device '{device}' (--device) is not present" in done.stdout
+    assert "so the kit runs on" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ("cuda", "device 'cuda' (--device) is not present"),
+        ("sim", "--require-hardware: the evidence is 'simulated'"),
+    ],
+)
+def test_hardware_can_be_required(device, says, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = _conformance(device, "--case", "A.hooks", "--require-hardware")
+    assert done.returncode != 0
+    assert says in done.stdout
+
+
 def test_a_run_writes_its_three_files(tmp_path):
     path = tmp_path / "out.json"
     done = _conformance("sim", "--case", "J", "--case", "H.device", "--report", str(path))

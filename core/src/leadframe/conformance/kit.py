@@ -45,6 +45,8 @@ class Kit:
     Attributes:
       open: creates a further backend for the same device.
       device: what the user wrote, for the re-run line.
+      stand_in: why the device is the platform's interpreter and not its silicon; "" when the
+        user named it.
       plugin: the plugin, when there is one.
       kernels: extra kernels for its op table.
       notes: what the plugin says about itself.
@@ -58,6 +60,7 @@ class Kit:
 
     open: Callable[[], Backend]
     device: str = "?"
+    stand_in: str = ""
     plugin: Plugin | None = None
     kernels: tuple[KernelImpl, ...] = ()
     notes: ConformanceNotes = field(default_factory=ConformanceNotes)

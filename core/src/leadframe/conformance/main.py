@@ -30,6 +30,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Proves a platform against the contract; `verify REPORT` re-checks a report.",
     )
     parser.add_argument("device", help="NAME[:INDEX] of an installed platform")
+    parser.add_argument(
+        "--require-hardware",
+        action="store_true",
+        help="fail unless it ran on the device itself; without it, a platform that is named "
+        "without an index and has no device here is proved on its interpreter",
+    )
     parser.add_argument("--tier", choices=TIERS, default="core")
     parser.add_argument("--fuzz", metavar="SECONDS", default="0", help="try random problems")
     parser.add_argument("--report", type=Path, help="write JSON, a page and JUnit beside it")
@@ -70,6 +76,7 @@ def _pytest_arguments(args: argparse.Namespace) -> list[str]:
     out += ["--fuzz", args.fuzz]
     for name in ("case", "option"):
         out += [text for value in getattr(args, name) for text in (f"--{name}", value)]
+    out += ["--require-hardware"] if args.require_hardware else []
     if args.report is not None:
         path = args.report.absolute()
         out += ["--report", str(path), f"--junitxml={path.with_suffix('.xml')}"]

@@ -6,23 +6,40 @@ import os
 from collections.abc import Sequence
 
 from leadframe.conformance.kit import Kit
-from leadframe.platform import Backend, Limits, create_backend, select_device
+from leadframe.errors import DeviceNotFound
+from leadframe.platform import Backend, Limits, Selection, create_backend, select_device
 
 LIMITS = Limits(max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=4096)
+STAND_IN = "interpreter"
+"""The name of a platform's device that runs its kernels without its silicon."""
 
 
-def open_kit(device: str, options: Sequence[str] = (), seed: int = 0) -> Kit:
+def open_kit(
+    device: str, options: Sequence[str] = (), seed: int = 0, *, require_hardware: bool = False
+) -> Kit:
     """Selects a device and returns a kit whose backends are created on demand.
+
+    A platform that is named without an index and has no device here is proved on its interpreter,
+    if it has one: `Kit.device` then names that, and `Kit.stand_in` says why.
 
     Args:
       device: the `--device` value.
       options: KEY=VALUE texts.
       seed: base of all random numbers.
+      require_hardware: take no interpreter in a device's place.
 
     Raises:
       PlatformError: the device cannot be used.
     """
-    selection = select_device(device, os.environ)
+    stand_in = ""
+    try:
+        selection = select_device(device, os.environ)
+    except DeviceNotFound as missing:
+        if require_hardware or ":" in device:
+            raise
+        selection = _interpreter(device, missing)
+        stand_in = str(missing).partition("\n")[0]
+        device = f"{device}:{STAND_IN}"
     values = dict(pair.split("=", 1) for pair in options)
 
     def create() -> Backend:
@@ -31,6 +48,7 @@ def open_kit(device: str, options: Sequence[str] = (), seed: int = 0) -> Kit:
     return Kit(
         open=create,
         device=device,
+        stand_in=stand_in,
         plugin=selection.plugin,
         kernels=selection.kernels(),
         notes=selection.plugin.conformance(),
@@ -40,4 +58,12 @@ def open_kit(device: str, options: Sequence[str] = (), seed: int = 0) -> Kit:
     )
 
 
-__all__ = ["LIMITS", "open_kit"]
+def _interpreter(platform: str, missing: DeviceNotFound) -> Selection:
+    """Returns the platform's interpreter; what the device's absence raised where it has none."""
+    try:
+        return select_device(f"{platform}:{STAND_IN}", os.environ)
+    except DeviceNotFound:
+        raise missing from None
+
+
+__all__ = ["LIMITS", "STAND_IN", "open_kit"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -11,6 +13,7 @@ from typing import cast
 import pytest
 
 from leadframe.conformance.case import TIERS, Case, Tier, in_tier, matches
+from leadframe.conformance.evidence import Evidence
 from leadframe.conformance.execute import Result
 from leadframe.conformance.groups import all_cases
 from leadframe.conformance.kit import Kit
@@ -30,6 +33,7 @@ class Run:
       report: where the report goes.
       results: what became of the cases so far.
       kit: set once the device is open.
+      conclusion: one line with the verdict and what it rests on; set when the cases have run.
     """
 
     cases: list[Case]
@@ -38,6 +42,7 @@ class Run:
     report: Path | None
     results: list[Result] = field(default_factory=list)
     kit: Kit | None = None
+    conclusion: str = ""
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -54,6 +59,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz", type=_seconds, default=0.0, help="seconds of random problems")
     group.addoption("--report", type=Path, help="write JSON here, and a page beside it")
     group.addoption("--option", action="append", default=[], help="KEY=VALUE of the platform")
+    group.addoption(
+        "--require-hardware", action="store_true", help="fail unless it ran on the device itself"
+    )
 
 
 def _seconds(text: str) -> float:
@@ -95,32 +103,64 @@ def conformance_run(request: pytest.FixtureRequest) -> Run:
 @pytest.fixture(scope="session")
 def conformance_kit(request: pytest.FixtureRequest, conformance_run: Run) -> Iterator[Kit]:
     """The kit on the device under test."""
-    config = request.config
+    kit = _open(request.config)
+    conformance_run.kit = kit
+    yield kit
+    level = _conclude(conformance_run, kit)
+    kit.backend.close()
+    if request.config.getoption("--require-hardware") and level != "hardware":
+        pytest.fail(f"--require-hardware: the evidence is {level!r}", pytrace=False)
+
+
+def _open(config: pytest.Config) -> Kit:
     if not config.getoption("--device"):
         pytest.exit("name the platform under test with --device NAME", returncode=2)
     try:
         kit = open_kit(
-            config.getoption("--device"), config.getoption("--option"), config.getoption("--seed")
+            config.getoption("--device"),
+            config.getoption("--option"),
+            config.getoption("--seed"),
+            require_hardware=config.getoption("--require-hardware"),
         )
-        conformance_run.kit = kit
         _ = kit.backend
     except LeadframeError as error:
         pytest.exit(str(error), returncode=error.exit_code)
-    yield kit
-    if conformance_run.report is not None:
-        seconds = time.perf_counter() - conformance_run.started
-        report = build_report(kit, conformance_run.results, conformance_run.tier, seconds)
-        write_report(report, conformance_run.report)
-    kit.backend.close()
+    if kit.stand_in:
+        _say(config, f"{kit.stand_in}\nso the kit runs on {kit.device}")
+    return kit
+
+
+def _say(config: pytest.Config, text: str) -> None:
+    """Writes at once, past the capture of the case that the kit is opened for."""
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+def _conclude(run: Run, kit: Kit) -> Evidence:
+    """Writes the report, and the line that says what was proved."""
+    seconds = time.perf_counter() - run.started
+    report = build_report(kit, run.results, run.tier, seconds)
+    if run.report is not None:
+        write_report(report, run.report)
+    run.conclusion = (
+        f"{kit.device}: {run.tier} tier {report['verdict']}; "
+        f"evidence: {report['evidence']} ({report['observation']})"
+    )
+    level: Evidence = report["evidence"]
+    return level
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the command that repeats each failure."""
+    """Prints what was proved, and the command that repeats each failure."""
     run = terminalreporter.config.stash[RUN]
     failed = [result for result in run.results if result.outcome == "failed"]
     if failed:
         terminalreporter.section("to repeat a failure")
         for result in failed:
             terminalreporter.write_line(result.rerun)
+    if run.conclusion:
+        terminalreporter.write_line(run.conclusion)
     if run.report is not None and run.kit is not None:
         terminalreporter.write_line(f"report: {run.report} and {run.report.with_suffix('.html')}")
