@@ -1,6 +1,5 @@
 """A config field that would change the mathematics is consumed or refused, never ignored."""
 
-import contextlib
 import dataclasses
 import json
 
@@ -8,7 +7,7 @@ import pytest
 import transformers
 from transformers import PreTrainedConfig
 
-from leadframe.errors import CheckpointError, ModelError, UnsupportedModel
+from leadframe.errors import CheckpointError, UnsupportedModel
 from leadframe.models.config_fields import CONSUMED, NEUTRAL
 from leadframe.models.hf_config import FAMILIES, read_hf_config
 
@@ -123,19 +122,3 @@ def test_sampling_defaults_of_a_greedy_model_are_ignored(tmp_path):
     given = {"do_sample": False, "temperature": 0.6}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
     assert read(tmp_path).generation.temperature is None
-
-
-@pytest.mark.parametrize("model_type", ["llama", "smollm3", "phi3", "gemma3"])
-def test_absurd_values_are_errors_of_the_model_and_nothing_else(tmp_path, model_type):
-    """Every number of a config becomes every kind of nonsense, one at a time."""
-    config = transformers.AutoConfig.for_model(model_type).get_text_config(decoder=True)
-    fields = [f for f, v in config.to_dict().items() if f in CONSUMED or isinstance(v, int | dict)]
-    text = {"model_type": config.model_type, "num_hidden_layers": 2}
-    for field in fields:
-        for value in (0, -1, 2**62, 1.5, "x", [1], {"rope_type": []}, None):
-            nonsense = text | {field: value}
-            if model_type != config.model_type:
-                nonsense = {"model_type": model_type, "text_config": nonsense}
-            (tmp_path / "config.json").write_text(json.dumps(nonsense))
-            with contextlib.suppress(ModelError):
-                read_hf_config(tmp_path)

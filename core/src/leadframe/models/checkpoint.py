@@ -6,8 +6,9 @@ of device memory is allocated.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from leadframe.gguf_file import read_gguf
@@ -20,6 +21,8 @@ from leadframe.models.model import DecoderModel, Model
 from leadframe.models.safetensors_file import directory_weights
 from leadframe.models.sources import StoredWeight
 from leadframe.models.spec import DecoderSpec
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +103,19 @@ def _checkpoint(
 ) -> Checkpoint:
     sources = cover(path, spec, found)
     total = sum(source.num_bytes for source in {id(s): s for s in sources.values()}.values())
-    model = DecoderModel(spec, generation, total)
+    model = DecoderModel(spec, sampleable(generation, spec.vocab_size, path), total)
     return Checkpoint(model, sources, path, name, total, dtype)
+
+
+def sampleable(generation: GenerationDefaults, vocab_size: int, path: Path) -> GenerationDefaults:
+    """Leaves out end-of-sequence ids that have no logit: none of them can ever be sampled."""
+    ids = generation.eos_token_ids
+    kept = tuple(i for i in ids if 0 <= i < vocab_size)
+    if kept != ids:
+        logger.warning(
+            "%s: eos_token_id is %s; ids outside [0, %d) end nothing and are left out",
+            path,
+            list(ids),
+            vocab_size,
+        )
+    return replace(generation, eos_token_ids=kept)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from leadframe.errors import CheckpointError, UnsupportedModel
 from leadframe.gguf_file import GGUFFile
+from leadframe.models.config_values import is_integer
 from leadframe.models.hf_config import FAMILIES
 from leadframe.models.info import GenerationDefaults
 from leadframe.models.rope import RopeContext, rope_spec
@@ -189,10 +190,22 @@ def read_gguf_config(file: GGUFFile, rope_factors: tuple[float, ...] | None) -> 
 
 
 def gguf_generation(file: GGUFFile) -> GenerationDefaults:
-    """Returns the end-of-sequence ids that the metadata names."""
-    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = (file.metadata.get(f"tokenizer.ggml.{key}") for key in keys)
-    return GenerationDefaults(eos_token_ids=tuple(dict.fromkeys(i for i in ids if i is not None)))
+    """Returns the end-of-sequence ids that the metadata names.
+
+    Raises:
+      CheckpointError: one is not an integer.
+    """
+    ids: dict[int, None] = {}
+    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
+        value = file.metadata.get(f"tokenizer.ggml.{key}")
+        if value is None:
+            continue
+        if not is_integer(value):
+            raise CheckpointError(
+                f"{file.path}: tokenizer.ggml.{key} is {str(value)[:64]!r}; it must be a token id"
+            )
+        ids[value] = None
+    return GenerationDefaults(eos_token_ids=tuple(ids))
 
 
 def _vocab_size(file: GGUFFile) -> int:

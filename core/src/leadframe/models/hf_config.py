@@ -8,13 +8,14 @@ error, because a model that runs with wrong mathematics looks like a model that 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from leadframe.errors import CheckpointError, UnsupportedModel
 from leadframe.models.config_fields import CONSUMED, NEUTRAL, SOUNDS_MATHEMATICAL
+from leadframe.models.config_values import GENERATION, check_config, check_values
 from leadframe.models.info import GenerationDefaults
 from leadframe.models.rope import RopeContext, rope_spec, served_context
 from leadframe.models.spec import Activation, DecoderSpec, LayerSpec, RopeSpec, check_spec
@@ -95,21 +96,25 @@ def read_hf_config(directory: Path, max_model_len: int | None = None) -> HFConfi
       CheckpointError: a file is missing or is not JSON.
       UnsupportedModel: the model type, or a field of it, is not implemented.
     """
-    raw = read_json(directory / "config.json")
+    path = directory / "config.json"
+    raw = read_json(path)
     family = _family(raw)
-    raw_text = raw.get("text_config", raw) if family.wrapper else raw
-    _check_depth(raw_text)
+    raw_text = _text_config(raw, family, path)
+    check_config(raw, path)
+    if raw_text is not raw:
+        check_config(raw_text, path)
+    refuse_deep(raw_text)
     outer = _auto_config(directory)
     config = outer.get_text_config(decoder=True)
     _refuse_unknown(raw_text, config)
     try:
         spec = _spec(config, family, max_model_len)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UnsupportedModel(f"{directory / 'config.json'} is not valid: {error}") from error
+        raise UnsupportedModel(f"{path} is not valid: {error}") from error
     tied = bool(config.tie_word_embeddings or outer.tie_word_embeddings)
     dtype = str(raw_text.get("dtype") or raw_text.get("torch_dtype") or raw.get("dtype") or "")
     return HFConfig(
-        replace(spec, tied=tied), _generation(directory, raw, raw_text), dtype or "float32"
+        replace(spec, tied=tied), read_generation(directory, raw, raw_text), dtype or "float32"
     )
 
 
@@ -121,7 +126,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, not an object")
@@ -135,15 +140,35 @@ def _family(raw: Mapping[str, Any]) -> Family:
             f"model type {model_type!r} has no native model file; supported are "
             f"{', '.join(FAMILIES)}"
         )
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method")
-        raise UnsupportedModel(
-            f"the checkpoint is quantised ({method!r}); serve the unquantised one, or a GGUF file"
-        )
+    refuse_quantised(raw)
     return FAMILIES[model_type]
 
 
-def _check_depth(raw: Mapping[str, Any]) -> None:
+def refuse_quantised(raw: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModel for the config of a quantised checkpoint."""
+    quantised = raw.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise UnsupportedModel(
+            f"the checkpoint is quantised (quantization_config: {str(method)[:64]!r}); serve the "
+            "unquantised one, or a GGUF file"
+        )
+
+
+def _text_config(raw: Mapping[str, Any], family: Family, path: Path) -> Mapping[str, Any]:
+    """Returns the part of a config that describes the language model."""
+    text = raw.get("text_config")
+    if text is None:
+        return raw
+    if not family.wrapper or not isinstance(text, dict):
+        raise UnsupportedModel(
+            f"{path}: text_config is {str(text)[:64]!r}; it must be an object, and only "
+            "multimodal models have one"
+        )
+    return text
+
+
+def refuse_deep(raw: Mapping[str, Any]) -> None:
     """Config classes build lists of this length before anything else is checked."""
     layers = raw.get("num_hidden_layers", 1)
     if isinstance(layers, int) and layers > _MAX_LAYERS:
@@ -187,6 +212,11 @@ def _spec(config: Any, family: Family, wanted: int | None) -> DecoderSpec:
     ropes, rope_of, context = _ropes(config, family, head_dim, wanted)
     bias = bool(getattr(config, "attention_bias", False))
     positioned = getattr(config, "no_rope_layers", None) or [True] * len(windows)
+    if len(positioned) != len(windows):
+        raise UnsupportedModel(
+            f"no_rope_layers has {len(positioned)} entries; it must have one for each of the "
+            f"{len(windows)} layers"
+        )
     layers = tuple(
         LayerSpec(
             AttnParams.of(scale, window if window and window < context else None, cap),
@@ -273,25 +303,23 @@ def _activation(config: Any) -> Activation:
         name = "gelu_pytorch_tanh"  # the config's "gelu" has always meant this one
     if name not in _ACTIVATIONS:
         raise UnsupportedModel(
-            f"activation {name!r} is not implemented; there are {', '.join(_ACTIVATIONS)}"
+            f"hidden_act is {name!r}; the activations that there are: {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
 
 
-def _generation(
+def read_generation(
     directory: Path, raw: Mapping[str, Any], raw_text: Mapping[str, Any]
 ) -> GenerationDefaults:
     path = directory / "generation_config.json"
     given = read_json(path) if path.exists() else {}
+    check_values(given, GENERATION, path)
     eos = next(
         (c["eos_token_id"] for c in (given, raw, raw_text) if c.get("eos_token_id") is not None), ()
     )
     numbers = {}
-    if given.get("do_sample", True):
+    if given.get("do_sample") is not False:
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
             numbers[name] = given.get(name)
-    return GenerationDefaults(eos_token_ids=_ids(eos), **numbers)
-
-
-def _ids(value: int | Iterable[int]) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(int(i) for i in value)
+    ids = (eos,) if isinstance(eos, int) else tuple(eos)
+    return GenerationDefaults(eos_token_ids=ids, **numbers)

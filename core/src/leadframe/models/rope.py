@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from leadframe.errors import UnsupportedModel
+from leadframe.models.config_values import is_positive
 from leadframe.models.spec import RopeSpec
 
 Frequencies = npt.NDArray[np.float32]
@@ -90,7 +91,13 @@ def rope_spec(params: Mapping[str, Any], where: RopeContext) -> RopeSpec:
             f"rope parameters {', '.join(unknown)} are not known for rope_type {kind!r}; "
             "serving the model without them would be wrong"
         )
-    inv_freq, scaling = _COMPUTE[kind](_Params(kind, params, where), where)
+    with np.errstate(all="ignore"):  # what became infinite or NaN is refused below
+        inv_freq, scaling = _COMPUTE[kind](_Params(kind, params, where), where)
+    if not (np.isfinite(inv_freq).all() and math.isfinite(scaling)):
+        raise UnsupportedModel(
+            f"rope parameters {str(dict(params))[:300]} give frequencies that are not finite; "
+            "correct them in the model's config"
+        )
     return RopeSpec(tuple(inv_freq.astype(np.float32).tolist()), float(scaling))
 
 
@@ -130,11 +137,11 @@ class _Params:
     def number(self, name: str) -> float:
         """Returns a parameter that must be there."""
         value = self._params.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if not is_positive(value):
             raise UnsupportedModel(
                 f"rope_type {self._kind!r} has {name} = {value!r}; it must be a positive number"
             )
-        return value
+        return float(cast("float", value))
 
     def get(self, name: str) -> Any:
         """Returns a parameter, or None."""

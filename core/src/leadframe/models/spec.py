@@ -99,11 +99,24 @@ class DecoderSpec:
     tied: bool = False
 
 
+LIMITS: Final = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**22,
+    "num_hidden_layers": 2**10,
+    "num_attention_heads": 2**14,
+    "num_key_value_heads": 2**14,
+    "head_dim": 2**12,
+    "max_position_embeddings": 2**31 - 1,
+}
+"""Sizes beyond which a config is damaged: far above every model, and nothing overflows below."""
+
+
 def check_spec(spec: DecoderSpec) -> None:
-    """Checks sizes that no weights could have, under the names of a Hugging Face config.
+    """Checks what no weights could have, under the names of a Hugging Face config.
 
     Raises:
-      UnsupportedModel: one is not positive, or heads do not divide.
+      UnsupportedModel: a size or a number is out of range, or heads do not divide.
     """
     sizes = {
         "vocab_size": spec.vocab_size,
@@ -116,8 +129,10 @@ def check_spec(spec: DecoderSpec) -> None:
         "max_position_embeddings": spec.max_position_embeddings,
     }
     for name, value in sizes.items():
-        if value < 1:
-            raise UnsupportedModel(f"{name} is {value}; it must be at least 1")
+        if not 1 <= value <= LIMITS[name]:
+            raise UnsupportedModel(f"{name} is {value}; it must be in [1, {LIMITS[name]}]")
+    if not 0 < spec.norm_eps < 1:
+        raise UnsupportedModel(f"rms_norm_eps is {spec.norm_eps}; it must be in (0, 1)")
     if spec.num_heads % spec.num_kv_heads:
         raise UnsupportedModel(
             f"num_key_value_heads is {spec.num_kv_heads}; it must divide num_attention_heads, "
