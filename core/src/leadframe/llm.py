@@ -249,6 +249,13 @@ def _params_for(
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * len(batch)
+    is_list = isinstance(params, Sequence)
+    if not is_list or not all(isinstance(own, SamplingParams) for own in params):
+        raise RequestError(
+            f"params is {repr(params)[:64]}; it must be a SamplingParams, or a list of one for "
+            "each prompt",
+            param="params",
+        )
     if len(params) != len(batch):
         raise RequestError(
             f"{len(batch)} prompts came with {len(params)} sampling parameters; "

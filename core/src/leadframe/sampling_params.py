@@ -5,7 +5,6 @@ Field names, defaults and bounds are those that users of OpenAI-compatible serve
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -15,24 +14,48 @@ MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_EDITS = 1024
+MAX_BAD_WORDS = 1024
+FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "detokenize")
 
 
 def _bad(param: str, value: object, rule: str) -> RequestError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except ValueError:  # Python writes no integer of over 4,300 digits
+        shown = f"a {type(value).__name__} with a very large integer"
     shown = shown if len(shown) <= 64 else shown[:61] + "..."
     return RequestError(f"{param} is {shown}; it must be {rule}", param=param)
 
 
-def _number(param: str, value: object, low: float, high: float, rule: str) -> None:
+def _is_number(value: object, low: float, high: float) -> bool:
+    """Whether a value is a number in [low, high], as NaN never is."""
     if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return low <= value <= high
+
+
+def _number(param: str, value: object, low: float, high: float, rule: str) -> None:
+    if not _is_number(value, low, high):
         raise _bad(param, value, rule)
-    if not math.isfinite(value) or not low <= value <= high:
-        raise _bad(param, value, rule)
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a string that is not empty and can be written as UTF-8."""
+    if not isinstance(value, str) or not value:
+        return False
+    return not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _integer(param: str, value: object, low: int, high: int, rule: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise _bad(param, value, rule)
+
+
+def _list(param: str, value: object, most: int, what: str, least: int = 0) -> None:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not is_list or not least <= len(value) <= most:  # type: ignore[arg-type]
+        bounds = f"at most {most}" if least == 0 else f"{least} to {most}"
+        raise _bad(param, value, f"a list of {bounds} {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +73,8 @@ class SamplingParams:
       seed: fixes the draws; None takes a fresh seed.
       max_tokens: most tokens to generate; None fills the context.
       min_tokens: end-of-sequence, stop ids and stop strings are held back until then.
-      stop: strings that end the output; they are not part of it.
+      stop: strings that end the output; they are not part of it. None is none, here and in
+        every other field that is a list or a mapping.
       stop_token_ids: ids that end the output.
       include_stop_str_in_output: keep the stop string at the end of the text.
       ignore_eos: go on after the end-of-sequence token.
@@ -91,8 +115,8 @@ class SamplingParams:
         Raises:
           RequestError: a field is out of its range; `param` names it.
         """
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        self._normalise()
+        self._check_flags()
         self._check_distribution()
         self._check_lengths()
         self._check_stops()
@@ -111,6 +135,24 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
         )
+
+    def _normalise(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        empty: dict[str, object] = {
+            "stop": (),
+            "stop_token_ids": (),
+            "bad_words_ids": (),
+            "logit_bias": {},
+        }
+        for name, value in empty.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def _check_flags(self) -> None:
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise _bad(name, getattr(self, name), "True or False")
 
     def _check_distribution(self) -> None:
         _number("temperature", self.temperature, 0, 2, "a number in [0, 2]")
@@ -135,26 +177,26 @@ class SamplingParams:
                 _integer(name, value, 0, MAX_LOGPROBS, f"an integer in [0, {MAX_LOGPROBS}]")
 
     def _check_stops(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise _bad("stop", list(self.stop), f"at most {MAX_STOP_STRINGS} strings")
-        if any(not isinstance(s, str) or not s for s in self.stop):
-            raise _bad("stop", list(self.stop), "a list of non-empty strings")
+        _list("stop", self.stop, MAX_STOP_STRINGS, "non-empty strings")
+        if not all(map(_is_text, self.stop)):
+            raise _bad("stop", list(self.stop), "a list of non-empty strings of valid Unicode")
         if self.stop and not self.detokenize:
             raise _bad("stop", list(self.stop), "empty when detokenize is off")
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            rule = f"at most {MAX_STOP_TOKEN_IDS} ids"
-            raise _bad("stop_token_ids", list(self.stop_token_ids), rule)
+        _list("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS, "token ids")
 
     def _check_tokens(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise _bad("logit_bias", self.logit_bias, "a mapping of token ids to numbers")
         if len(self.logit_bias) > MAX_LOGIT_EDITS:
             raise _bad("logit_bias", len(self.logit_bias), f"at most {MAX_LOGIT_EDITS} entries")
         for token, bias in self.logit_bias.items():
-            _number(f"logit_bias[{token}]", bias, -100, 100, "a number in [-100, 100]")
-        if self.allowed_token_ids is not None and not 0 < len(self.allowed_token_ids) <= 1024:
-            rule = "a list of 1 to 1024 ids"
-            raise _bad("allowed_token_ids", list(self.allowed_token_ids), rule)
-        if any(not words for words in self.bad_words_ids):
-            raise _bad("bad_words", "[]", "non-empty")
+            if not _is_number(bias, -100, 100):
+                raise _bad("logit_bias", {token: bias}, "made of numbers in [-100, 100]")
+        if self.allowed_token_ids is not None:
+            _list("allowed_token_ids", self.allowed_token_ids, MAX_LOGIT_EDITS, "token ids", 1)
+        _list("bad_words", self.bad_words_ids, MAX_BAD_WORDS, "lists of token ids")
+        for words in self.bad_words_ids:
+            _list("bad_words", words, MAX_BAD_WORDS, "token ids in each entry", 1)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Checks every token id against the width of the logits.
