@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1
 reports=$(mktemp -d)
 for device in cuda rocm; do
-  .venv/bin/leadframe conformance "$device:interpreter" --report "$reports/$device.json"
+  .venv/bin/leadframe conformance "$device" --report "$reports/$device.json"
   .venv/bin/leadframe conformance verify "$reports/$device.json"
 done
 for platform in cuda rocm; do
