@@ -6,17 +6,80 @@ The docstring of each field is its `--help` text.
 
 from __future__ import annotations
 
+import types
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from leadframe.errors import ConfigError
 
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
 
-def _positive(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        flag = "--" + name.replace("_", "-")
-        raise ConfigError(f"{flag} is {value}; it must be at least 1")
+
+def check_types(settings: object) -> None:
+    """Checks every field of a dataclass of settings against its annotation.
+
+    Raises:
+      ConfigError: a value is of another type; the message names the flag, the value and the type.
+    """
+    hints = typing.get_type_hints(type(settings))
+    for each in fields(settings):  # type: ignore[arg-type]
+        value, hint = getattr(settings, each.name), hints[each.name]
+        if not _fits(value, hint):
+            raise refusal(each.name, value, _described(hint))
+
+
+def check_range(name: str, value: float | None, low: int, high: int) -> None:
+    """Checks a number that is set.
+
+    Raises:
+      ConfigError: it is outside [low, high].
+    """
+    if value is not None and not low <= value <= high:
+        raise refusal(name, value, f"at least {low}" if value < low else f"at most {high}")
+
+
+def refusal(name: str, value: object, rule: str) -> ConfigError:
+    """Returns the error for a setting: its flag, the value in at most 64 characters, the rule."""
+    try:
+        shown = repr(value)
+    except ValueError:  # Python writes no integer of over 4,300 digits
+        shown = "a very large integer"
+    shown = shown if len(shown) <= 64 else shown[:61] + "..."
+    return ConfigError(f"--{name.replace('_', '-')} is {shown}; it must be {rule}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return any(_fits(value, each) for each in inner)
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items()
+        )
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, inner[0]) for item in value)
+    if hint is float:
+        hint = int | float
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+
+
+def _described(hint: Any) -> str:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return " or ".join(_described(each) for each in inner)
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin is Mapping:
+        return f"a mapping of {_described(inner[0])} to {_described(inner[1])}"
+    if origin is tuple:
+        return f"a tuple, each entry {_described(inner[0])}"
+    names = {int: "an integer", float: "a number", str: "a string", bool: "True or False"}
+    return names.get(hint) or ("None" if hint is types.NoneType else f"a {hint.__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +108,11 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of range."""
-        _positive("max_num_seqs", self.max_num_seqs)
-        _positive("max_num_batched_tokens", self.max_num_batched_tokens)
+        check_types(self)
+        check_range("max_num_seqs", self.max_num_seqs, 1, 2**16)
+        check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**24)
         for name in ("long_prefill_token_threshold", "max_num_queued_reqs"):
-            if getattr(self, name) < 0:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{flag} is {getattr(self, name)}; it must be at least 0")
+            check_range(name, getattr(self, name), 0, _INT32)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens is {self.max_num_batched_tokens}, less than "
@@ -58,7 +120,7 @@ class SchedulerConfig:
                 "fit one step; raise the first or lower the second"
             )
         if not 0.0 <= self.watermark < 1.0:
-            raise ConfigError(f"watermark is {self.watermark}; it must be in [0, 1)")
+            raise refusal("watermark", self.watermark, "in [0, 1)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +146,14 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of range."""
-        _positive("block_size", self.block_size)
-        _positive("kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+        check_types(self)
+        check_range("block_size", self.block_size, 1, 2**16)
+        check_range("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, _INT64)
         share = self.gpu_memory_utilization
         if share is not None and not 0.0 < share <= 1.0:
-            raise ConfigError(f"--gpu-memory-utilization is {share}; it must be in (0, 1]")
-        if self.num_blocks_override is not None and self.num_blocks_override < 2:
-            raise ConfigError("num_blocks_override must be at least 2: block 0 is reserved")
+            raise refusal("gpu_memory_utilization", share, "in (0, 1]")
+        # Block 0 is reserved.
+        check_range("num_blocks_override", self.num_blocks_override, 2, _INT32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +180,8 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of range."""
-        _positive("tensor_parallel_size", self.tensor_parallel_size)
+        check_types(self)
+        check_range("tensor_parallel_size", self.tensor_parallel_size, 1, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,4 +212,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of range."""
-        _positive("max_model_len", self.max_model_len)
+        check_types(self)
+        check_range("max_model_len", self.max_model_len, 1, _INT32)
+        check_range("seed", self.seed, -_INT64 - 1, _INT64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ _SECTIONS: dict[str, type[SchedulerConfig] | type[CacheConfig] | type[DeviceConf
 }
 
 
-def engine_config(model: str | None = None, **settings: Any) -> EngineConfig:
+def engine_config(model: str | os.PathLike[str] | None = None, **settings: Any) -> EngineConfig:
     """Builds an `EngineConfig` from flat keyword arguments, as the command line names them.
 
     Args:
@@ -34,8 +35,10 @@ def engine_config(model: str | None = None, **settings: Any) -> EngineConfig:
       **settings: any field of `EngineConfig` or of its sections, such as `max_num_seqs=64`.
 
     Raises:
-      ConfigError: a name is unknown or a value is out of range.
+      ConfigError: a name is unknown, or a value is of another type or out of range.
     """
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
     top: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
     for key, value in settings.items():
@@ -83,7 +86,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | os.PathLike[str] | None = None,
         *,
         progress: Callable[[int, int], None] | None = None,
         **settings: Any,

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from leadframe.cli import bench, compile_check
-from leadframe.cli.engine_args import add_engine_arguments, engine_config, with_config_file
+from leadframe.cli.engine_args import add_engine_arguments, engine_config, parse_with_config_file
 from leadframe.cli.main import COMMANDS, main
 from leadframe.cli.parser import Parser, byte_size, field_help, key_value, op_names, token_count
 from leadframe.config import CacheConfig, DeviceConfig, EngineConfig, SchedulerConfig
@@ -23,7 +23,7 @@ def parse(*argv):
     parser = Parser(prog="leadframe test")
     parser.add_argument("model", nargs="?")
     add_engine_arguments(parser)
-    return engine_config(parser.parse(with_config_file(argv)))
+    return engine_config(parse_with_config_file(parser, argv))
 
 
 def test_help_lists_every_command(capsys):
@@ -203,7 +203,8 @@ def test_byte_sizes(text, value):
 @pytest.mark.parametrize(
     ("read", "text"),
     [(token_count, "-1"), (token_count, "4kb"), (token_count, ""), (byte_size, "GiB"),
-     (byte_size, "1e9"), (key_value, "=x"), (op_names, "attention")],
+     (byte_size, "1e9"), (byte_size, "9" * 400), (token_count, "9" * 20), (key_value, "=x"),
+     (op_names, "attention")],
 )  # fmt: skip
 def test_bad_values(read, text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not"):
@@ -231,14 +232,53 @@ def test_the_command_line_wins_over_the_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("max-num-sequences = 4", "did you mean '--max-num-seqs'"), ("= 1", "not TOML"),
-     ("[device]\nname = 'x'", "'device' is a table")],
-)  # fmt: skip
+    [
+        ("max-num-sequences = 4", "max-num-sequences = 4: .* did you mean '--max-num-seqs'"),
+        ("= 1", "is not TOML: .*line 1"),
+        ("a = '\xff'", "is not TOML"),
+        ("[device]\nname = 'x'", r"device = \{'name': 'x'\}: it must be a string"),
+        ("block-size = true", "block-size = true: it must be an integer"),
+        ("block-size = '16'", "block-size = '16': it must be an integer"),
+        ("block-size = [16, 32]", r"block-size = \[16, 32\]: it must be an integer"),
+        (
+            "max-num-seqs = 4.5",
+            "max-num-seqs = 4.5: it must be an integer, or a string with a unit",
+        ),
+        ("max-num-seqs = '4x'", "max-num-seqs = '4x': .* '4x' is not a number such as"),
+        ("gpu-memory-utilization = 'half'", "= 'half': it must be a number"),
+        ("enforce-eager = 'yes'", "enforce-eager = 'yes': it must be true or false"),
+        ("enable-prefix-caching = 1", "= 1: it must be true or false"),
+        ("dtype = 16", "dtype = 16: it must be a string"),
+        ("device = 1979-05-27", "device = .*: it must be a string"),
+        ("o = ['a=1', 2]", "it must be a string, or a list of them"),
+        ("o = ['nothing']", "'nothing' is not KEY=VALUE"),
+        ("scheduling-policy = 'best'", "scheduling-policy = 'best': .*invalid choice"),
+        ("help = true", "help = true: --help cannot stand in a file"),
+        ("config = 'x'", "--config cannot stand in a file"),
+        ("'' = 1", "unknown option"),
+    ],
+)
 def test_mistakes_in_the_file(tmp_path, text, words):
     file = tmp_path / "c.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=words.replace("[", r"\[")):
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=rf"--config {file}.*{words}"):
         parse("--config", str(file))
+
+
+def test_a_flag_that_is_off_in_the_file_is_off(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("enforce-eager = false\ngpu-memory-utilization = 1\nmax-num-seqs = '1k'")
+    config = parse("--config", str(file), "--max-num-batched-tokens", "1k")
+    assert config.device.enforce_eager is False
+    assert config.cache.gpu_memory_utilization == 1.0
+    assert config.scheduler.max_num_seqs == 1000
+
+
+def test_a_wrong_port_in_the_file_is_named(tmp_path, capsys):
+    file = tmp_path / "c.toml"
+    file.write_text("port = true")
+    assert main(["serve", "--config", str(file)]) == 2
+    assert f"--config {file}: port = true: it must be an integer" in capsys.readouterr().err
 
 
 def test_devices_as_json_has_stable_keys(capsys):

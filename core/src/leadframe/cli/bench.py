@@ -17,7 +17,7 @@ from leadframe.cli.engine_args import (
     announce_device,
     engine_config,
     engine_settings,
-    with_config_file,
+    parse_with_config_file,
 )
 from leadframe.cli.parser import Parser, add_field
 from leadframe.config import EngineConfig
@@ -63,7 +63,7 @@ def _run_with_engine(benchmark: Callable[..., int], parser: Parser, argv: Sequen
     """Loads the model that the flags describe, and hands it to a benchmark."""
     add_field(parser, EngineConfig, "model", "model", nargs="?", metavar="MODEL")
     add_engine_arguments(parser)
-    args = parser.parse(with_config_file(argv))
+    args = parse_with_config_file(parser, argv)
     announce_device(engine_config(args), sys.stderr)
 
     from leadframe.cli.progress import progress_bar

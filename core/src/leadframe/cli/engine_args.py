@@ -99,38 +99,73 @@ def _names(config: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(config))
 
 
-def with_config_file(argv: Sequence[str]) -> list[str]:
-    """Puts the options of `--config FILE` before those of the command line, which then win.
+def parse_with_config_file(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parses arguments, with the options of `--config FILE` before them, which then win.
 
     Raises:
-      ConfigError: the file cannot be read.
+      ConfigError: the file cannot be read, or an option in it or in `argv` is wrong.
     """
-    probe = Parser(prog="leadframe", add_help=False)
+    probe = Parser(prog=parser.prog, add_help=False)
     probe.add_argument("--config")
     path = probe.parse_known_args(list(argv))[0].config
     if path is None:
-        return list(argv)
-    try:
-        with open(path, "rb") as file:
-            settings = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--config {path} is not TOML: {error}") from None
+        return parser.parse(argv)
+    settings = _read_toml(path)
     if os.environ.get("LEADFRAME_DEVICE"):
         settings.pop("device", None)
-    flags = [flag for key, value in settings.items() for flag in _as_flags(path, key, value)]
-    return [*flags, *argv]
+    flags: list[str] = []
+    for key, value in settings.items():
+        try:
+            own = _as_flags(parser, key, value)
+            parser.parse(own)
+        except ConfigError as error:
+            raise ConfigError(f"--config {path}: {key} = {_shown(value)}: {error}") from None
+        flags += own
+    return parser.parse([*flags, *argv])
 
 
-def _as_flags(path: str, key: str, value: object) -> list[str]:
+def _read_toml(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from None
+    except (RecursionError, ValueError) as error:  # TOML's own error and UTF-8's are ValueErrors
+        raise ConfigError(f"--config {path} is not TOML: {error}") from None
+
+
+def _shown(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 64 else text[:61] + "..."
+
+
+def _as_flags(parser: Parser, key: str, value: object) -> list[str]:
+    """Turns one entry of the file into the arguments that say the same."""
     flag = "--" + key.replace("_", "-") if len(key) > 1 else "-" + key
-    if isinstance(value, bool):
-        return [flag if value else "--no-" + flag.removeprefix("--")]
-    if isinstance(value, list):
-        return [item for each in value for item in _as_flags(path, key, each)]
-    if isinstance(value, dict):
-        raise ConfigError(
-            f"--config {path}: {key!r} is a table; write {key} = ['KEY=VALUE'] instead"
-        )
-    return [f"{flag}={value}"] if flag.startswith("--") else [flag, str(value)]
+    action = parser.option(flag)
+    if action.dest in ("help", "config"):
+        raise ConfigError(f"{flag} cannot stand in a file; give it on the command line")
+    is_list = isinstance(action.default, list)
+    items = value if is_list and isinstance(value, list) else [value]
+    rule, kinds = _expected(action)
+    for item in items:
+        if type(item) not in kinds:
+            raise ConfigError(f"it must be {rule}{', or a list of them' if is_list else ''}")
+    if action.nargs == 0:
+        negative = "--no-" + flag.removeprefix("--")
+        off = [negative] if negative in action.option_strings else []
+        return [flag] if value else off
+    return [f"{flag}={item}" if flag.startswith("--") else f"{flag}{item}" for item in items]
+
+
+def _expected(action: argparse.Action) -> tuple[str, tuple[type, ...]]:
+    """Returns the rule for an option's value in a file, and the types that keep it."""
+    if action.nargs == 0:
+        return "true or false", (bool,)
+    if action.type in (token_count, byte_size):
+        return "an integer, or a string with a unit", (int, str)
+    if action.type is int:
+        return "an integer", (int,)
+    if action.type is float:
+        return "a number", (int, float)
+    return "a string", (str,)

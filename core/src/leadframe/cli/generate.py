@@ -14,7 +14,7 @@ from leadframe.cli.engine_args import (
     add_engine_arguments,
     announce_device,
     engine_config,
-    with_config_file,
+    parse_with_config_file,
 )
 from leadframe.cli.parser import Parser, add_field, token_count
 from leadframe.config import EngineConfig
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
       0, or 1 when a prompt failed.
     """
-    args = _parser().parse(with_config_file(argv))
+    args = parse_with_config_file(_parser(), argv)
     config, params, prompts = engine_config(args), _params(args), _prompts(args)
 
     announce_device(config, sys.stderr)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from leadframe.errors import ConfigError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\Z")
+_LARGEST = 2**63
 _COUNTS = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 _BYTES = {
     "": 1, "b": 1,
@@ -31,6 +32,17 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing a usage that fills the screen."""
         raise ConfigError(f"{message}\n{self.prog} --help lists what there is")
+
+    def option(self, flag: str) -> argparse.Action:
+        """Returns what a flag does.
+
+        Raises:
+          ConfigError: there is none of that name; with the closest one.
+        """
+        action = self._option_string_actions.get(flag)
+        if action is None:
+            self.error(f"unknown option {flag!r}{self._hint(flag)}")
+        return action
 
     def _hint(self, name: str) -> str:
         from leadframe.platform.names import did_you_mean
@@ -122,8 +134,8 @@ def byte_size(text: str) -> int:
 def _scaled(text: str, units: dict[str, int], fold: Callable[[str], str], expected: str) -> int:
     match = _SIZE.match(text.strip())
     unit = units.get(fold(match[2])) if match else None
-    if match is None or unit is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+    if match is None or unit is None or float(match[1]) * unit >= _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text[:64]!r} is not {expected}")
     return int(float(match[1]) * unit)
 
 

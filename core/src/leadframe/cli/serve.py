@@ -16,7 +16,7 @@ from leadframe.cli.engine_args import (
     add_engine_arguments,
     announce_device,
     engine_config,
-    with_config_file,
+    parse_with_config_file,
 )
 from leadframe.cli.parser import Parser, add_field, byte_size
 from leadframe.config import EngineConfig
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
     Returns:
       The exit status: 0 after a drained shutdown, the engine's error's when the engine died.
     """
-    args = _parser().parse(with_config_file(argv))
+    args = parse_with_config_file(_parser(), argv)
     config, settings = engine_config(args), _server_config(args)
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s: %(message)s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from leadframe.config import check_range, check_types
 from leadframe.errors import ConfigError
 
 
@@ -41,14 +42,10 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of range."""
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port is {self.port}; it must be in [0, 65535]")
-        if not 0 <= self.shutdown_timeout <= 86400:
-            raise ConfigError(
-                f"--shutdown-timeout is {self.shutdown_timeout}; it must be in [0, 86400] seconds"
-            )
-        if self.max_body_bytes < 1024:
-            raise ConfigError(f"--max-body-bytes is {self.max_body_bytes}; it must be >= 1024")
+        check_types(self)
+        check_range("port", self.port, 0, 65535)
+        check_range("shutdown_timeout", self.shutdown_timeout, 0, 86400)
+        check_range("max_body_bytes", self.max_body_bytes, 1024, 2**40)
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError("--api-key must be printable ASCII without spaces, and not empty")
