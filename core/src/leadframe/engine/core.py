@@ -5,7 +5,7 @@ One thread drives an engine. It must not know devices, HTTP or asyncio.
 
 from __future__ import annotations
 
-import secrets
+import random
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class Engine:
         self._runner = parts.runner
         self._processor = OutputProcessor(parts.tokenizer, eos)
         self._requests: dict[str, Request] = {}
+        self._seeds = random.Random(parts.config.seed)
         self._idle_steps = 0
         self._closed = False
 
@@ -279,7 +280,7 @@ class Engine:
     def _seed(self, params: SamplingParams) -> int:
         if params.seed is not None:
             return params.seed
-        return secrets.randbits(63)
+        return self._seeds.getrandbits(63)
 
     def _note_idle(self, schedule: SchedulerOutput) -> None:
         self._report_step(schedule, 0.0)
