@@ -15,12 +15,14 @@ from leadframe.platform import (
     ENTRY_POINT_GROUP,
     KERNEL_GROUP,
     MEMBERS,
+    MODEL_IMPL_GROUP,
     OP_NAMES,
     OPTIONAL_HOOKS,
     REQUIRED_HOOKS,
     REQUIRED_OPS,
     Backend,
     CompiledStep,
+    ModelImpl,
     Ops,
     WeightSource,
     hookspecs,
@@ -46,6 +48,7 @@ DATA = (
     "KVLayerSpec",
     "KVSpec",
     "WeightBlocks",
+    "ModelFacts",
 )
 
 
@@ -83,7 +86,7 @@ def describe():
     }
     return {
         "contract": list(CONTRACT),
-        "groups": [ENTRY_POINT_GROUP, KERNEL_GROUP],
+        "groups": [ENTRY_POINT_GROUP, KERNEL_GROUP, MODEL_IMPL_GROUP],
         "hooks": {name: str(inspect.signature(getattr(hookspecs, name))) for name in hooks},
         "members": _methods(Backend, MEMBERS),
         "compiled_step": {
@@ -91,6 +94,7 @@ def describe():
             **_methods(CompiledStep, ["run", "close"]),
         },
         "weight_source": _methods(WeightSource, _public(WeightSource)),
+        "model_impl": _methods(ModelImpl, _public(ModelImpl)),
         "required_ops": list(REQUIRED_OPS),
         "ops": _methods(Ops, OP_NAMES),
         "data": {name: _fields(getattr(contract, name)) for name in DATA},

@@ -1,14 +1,19 @@
 """Transformers' models with our paged attention, against Transformers with its own."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from leadframe.conformance.batches import BatchSpec, Padding, Row, live_tokens, make_batch
-from leadframe.errors import UnsupportedModel
-from leadframe.platform import KVSpec, build_op_table, unpack
+from leadframe.errors import CheckpointError, UnsupportedModel
+from leadframe.platform import KVLayerSpec, KVSpec, build_op_table, unpack
 from leadframe_cpu.backend import CpuBackend
-from leadframe_torch.transformers_model import TransformersModel, _attention
+from leadframe_torch.transformers_attention import Probe, ProbeMask, Step, attention
+from leadframe_torch.transformers_layers import ATTRIBUTE, InProgress
+from leadframe_torch.transformers_model import TransformersModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -32,6 +37,9 @@ def _configs():
         "llama": t.LlamaConfig(**GROUPED),
         "gemma2": t.Gemma2Config(**GROUPED, head_dim=8, sliding_window=6),
         "gpt_neox": t.GPTNeoXConfig(**COMMON),
+        "gpt2": t.GPT2Config(**COMMON),
+        "stablelm": t.StableLmConfig(**GROUPED),
+        "olmoe": t.OlmoeConfig(**GROUPED, num_experts=4, num_experts_per_tok=2),
         "granite": t.GraniteConfig(**GROUPED, logits_scaling=3.0, residual_multiplier=0.5),
         "cohere": t.CohereConfig(**GROUPED, logit_scale=0.2),
     }
@@ -52,15 +60,15 @@ def saved(tmp_path):
     return make
 
 
-def _run(backend, model, spec, ids, kv):
+def _run(backend, model, weights, spec, ids, kv):
     batch = make_batch(spec)
     arrays = unpack(batch.bucket, torch.from_numpy(batch.ints), torch.from_numpy(batch.floats))
     live = live_tokens(spec)
     arrays.token_ids[torch.from_numpy(live)] = torch.from_numpy(ids.astype(np.int32))
     ops = build_op_table(backend)
     with torch.inference_mode():
-        hidden, kv = model.forward(ops, {}, kv, arrays)
-        return model.logits(ops, {}, hidden[torch.from_numpy(live)]).numpy(), kv
+        hidden, kv = model.forward(ops, weights, kv, arrays)
+        return model.logits(ops, weights, hidden[torch.from_numpy(live)]).numpy(), kv
 
 
 @pytest.fixture(params=["torch", "cpu"])
@@ -74,8 +82,8 @@ def test_chunks_and_decodes_match_transformers(either_backend, saved, rng, name)
     backend = either_backend
     path, original = saved(name)
     model = TransformersModel(path)
-    model.load(backend, "float32")
-    kv = backend.kv_alloc(KVSpec(tuple(x.kv for x in model.layers), 4), 20)
+    weights = model.load(backend, "float32")
+    kv = backend.kv_alloc(KVSpec(model.facts.kv_layers, 4), 20)
     ids = rng.integers(2, 101, (2, 14))
     with torch.inference_mode():
         want = original(torch.from_numpy(ids)).logits.numpy()
@@ -95,18 +103,48 @@ def test_chunks_and_decodes_match_transformers(either_backend, saved, rng, name)
         ),
     ]
     for spec, tokens, exact in steps:
-        logits, kv = _run(backend, model, spec, tokens, kv)
+        logits, kv = _run(backend, model, weights, spec, tokens, kv)
         np.testing.assert_allclose(logits, exact, atol=2e-4 * np.abs(want).max())
 
 
 def test_facts_come_from_what_the_layers_ask(saved):
-    path, _ = saved("gemma2")
-    model = TransformersModel(path)
-    assert [x.attn.window for x in model.layers] == [6, None, 6]
-    assert {x.attn.softcap for x in model.layers} == {50.0}
-    assert {(x.num_heads, x.kv.num_kv_heads, x.kv.head_dim) for x in model.layers} == {(4, 2, 8)}
-    assert model.layers[0].attn.features == {"window", "softcap"}
-    assert model.num_parameters > 0
+    path, original = saved("gemma2")
+    facts = TransformersModel(path).facts
+    assert [attn.window for attn in facts.attn] == [6, None, 6]
+    assert {attn.softcap for attn in facts.attn} == {50.0}
+    assert set(facts.kv_layers) == {KVLayerSpec(2, 8)}
+    assert facts.num_heads == 4
+    assert facts.attn[0].features == {"window", "softcap"}
+    assert facts.num_parameters == sum(p.numel() for p in original.parameters())
+    sizes = facts.vocab_size, facts.hidden_size, facts.max_position_embeddings
+    assert sizes == (101, 32, 128)
+    assert facts.eos_token_ids == (1,)
+    assert facts.architecture == "Gemma2ForCausalLM"
+
+
+def test_nothing_but_weights_and_tables_is_reported_as_progress(backend, saved):
+    path, original = saved("gpt_neox")
+    seen = []
+    TransformersModel(path).load(backend, "float32", lambda *step: seen.append(step))
+    done, total = zip(*seen, strict=True)
+    stored = sum(p.nbytes for p in original.parameters())
+    assert set(total) == {total[-1]}
+    assert stored <= total[-1] < 1.05 * stored
+    assert list(done) == sorted(done)
+    assert done[-1] == total[-1]
+
+
+def test_a_tied_head_is_stored_once_where_weights_are_plain(make_backend, saved):
+    path, original = saved("gemma2")
+    held, tables = [], 2 * 4 * 4 * 4  # inverse frequencies and their originals, of two kinds
+    for is_plain in (False, True):
+        backend = make_backend()
+        backend._caps = replace(backend.caps, plain_weights=is_plain)
+        weights = TransformersModel(path).load(backend, "float32")
+        held.append(backend.held.current)
+        del weights
+    assert 0 <= held[1] - sum(p.nbytes for p in original.parameters()) <= tables
+    assert held[0] - held[1] == original.lm_head.weight.nbytes
 
 
 class FakeLayer(torch.nn.Module):
@@ -114,28 +152,91 @@ class FakeLayer(torch.nn.Module):
     is_causal = True
 
 
-def _ask(module=None, mask=None, **asked):
+def _causal(batch, head, query, key):
+    return key <= query
+
+
+def _windowed(batch, head, query, key):
+    return (key <= query) & (key > query - 3)
+
+
+def _chunked(batch, head, query, key):
+    return (key <= query) & (key // 3 == query // 3)
+
+
+def _ask(sees=_causal, running=None, is_causal=True, **asked):
+    current, layer = InProgress(), FakeLayer()
+    layer.is_causal = is_causal
+    setattr(layer, ATTRIBUTE, current)
     x = torch.zeros(1, 2, 3, 4)
-    return _attention(module or FakeLayer(), x, x, x, mask, **asked)
+    mask = None if sees is None else ProbeMask(sees)
+    running = Probe(None, 16) if running is None else running
+    with current.over(running):
+        return attention(layer, x, x, x, mask, **asked)
 
 
 def test_what_paged_attention_does_not_do_is_refused():
-    with pytest.raises(UnsupportedModel, match="does not pass keywords"):
-        _ask()
+    assert _ask()[0].shape == (1, 3, 2, 4)
     with pytest.raises(UnsupportedModel, match="s_aux"):
-        _ask(leadframe_step=object(), s_aux=torch.zeros(2))
-    with pytest.raises(UnsupportedModel, match="mask"):
-        _ask(leadframe_step=object(), mask=torch.zeros(1))
-    both_ways = FakeLayer()
-    both_ways.is_causal = False
+        _ask(s_aux=torch.zeros(2))
     with pytest.raises(UnsupportedModel, match="not causal"):
-        _ask(both_ways, leadframe_step=object())
+        _ask(is_causal=False)
+    with pytest.raises(UnsupportedModel, match="mask of its own"):
+        _ask(running=Step(None, None, []))
 
 
-def test_a_model_without_the_interface_is_refused(tmp_path):
-    config = transformers.MambaConfig(
-        hidden_size=32, num_hidden_layers=2, vocab_size=101, state_size=4
-    )
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="native model file"):
+def test_a_mask_must_be_what_the_layer_asked_for():
+    _ask(_windowed, sliding_window=3)
+    for sees, asked in [
+        (_windowed, {}),  # a layer that windows by its mask alone
+        (_windowed, {"sliding_window": 4}),
+        (_causal, {"sliding_window": 3}),
+        (_chunked, {}),
+        (_chunked, {"sliding_window": 3}),
+        (None, {}),
+    ]:
+        with pytest.raises(UnsupportedModel, match="mask"):
+            _ask(sees, **asked)
+
+
+def test_a_layer_that_attends_twice_is_refused():
+    probe = Probe(None, 16)
+    _ask(running=probe)
+    with pytest.raises(UnsupportedModel, match="more than once"):
+        _ask(running=probe)
+
+
+def _refused():
+    t = transformers
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    return {
+        "state beside": t.FalconH1Config(**GROUPED, mamba_d_ssm=32, mamba_n_heads=4),
+        "position_ids": t.BartConfig(d_model=32, decoder_layers=2, is_decoder=True),
+        "max_position_embeddings": t.BloomConfig(hidden_size=32, n_layer=2, n_head=4),
+        "not causal": t.BertConfig(**COMMON),
+        "mask that is something else": t.Llama4TextConfig(
+            **GROUPED, head_dim=8, attention_chunk_size=4, num_local_experts=2
+        ),
+        "depend on its neighbours": t.LlamaConfig(**GROUPED, rope_parameters=rope),
+    }
+
+
+@pytest.mark.parametrize("reason", _refused())
+def test_a_model_that_would_be_served_wrongly_is_refused(tmp_path, reason):
+    _refused()[reason].save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=reason):
         TransformersModel(tmp_path)
+
+
+def test_weights_must_be_those_of_the_config(backend, saved):
+    path, _ = saved("llama")
+    model = TransformersModel(path)
+    weights = load_file(path / "model.safetensors")
+    some = weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks .*layers\.1\.mlp\.up_proj"):
+        model.load(backend, "float32")
+    weights |= {"model.layers.1.mlp.up_proj.weight": some, "model.extra.weight": some.clone()}
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"holds model\.extra\.weight"):
+        model.load(backend, "float32")

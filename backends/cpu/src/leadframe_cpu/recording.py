@@ -21,6 +21,9 @@ from leadframe_cpu.merging import MergedCall, merge
 
 Replay = Callable[[], None]
 
+_UNREPEATABLE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+"""Ops that may give another shape, or a value to branch on, when they run again."""
+
 
 class NotRecordable(Exception):
     """A step did something that a recording cannot repeat, such as reading a value."""
@@ -125,6 +128,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Runs an op, and notes it unless it computes nothing."""
         kwargs = kwargs or {}
+        if not _UNREPEATABLE.isdisjoint(func.tags):
+            raise NotRecordable(f"{func} gives a result whose shape depends on values")
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor | tuple | list):
             raise NotRecordable(f"{func} returned a {type(result).__name__}")

@@ -14,10 +14,17 @@ from pathlib import Path
 
 from leadframe.config import EngineConfig
 from leadframe.engine.kv_sizing import KVPlan, memory_fraction, size_kv_cache
-from leadframe.errors import ConfigError, UnsupportedModel
+from leadframe.errors import ConfigError
 from leadframe.kv_cache import KVCacheManager
 from leadframe.metrics import EngineMetrics, StartupLedger
-from leadframe.models import Checkpoint, ModelInfo, load_weights, open_checkpoint
+from leadframe.models import (
+    Checkpoint,
+    ModelInfo,
+    check_backend,
+    describe_impl,
+    load_weights,
+    open_model,
+)
 from leadframe.platform.backend import Backend, KVSpec
 from leadframe.platform.capabilities import OpSpec
 from leadframe.platform.info import Limits, PlatformKind
@@ -78,11 +85,6 @@ def build_parts(
       ModelError: the model cannot be loaded.
       PlatformError: the device cannot be used.
     """
-    if config.model_impl == "transformers":
-        raise UnsupportedModel(
-            "--model-impl transformers is not part of this version; leave it at auto, which serves "
-            "the architectures that have a native model"
-        )
     ledger = ledger or StartupLedger()
     selection = None
     if backend is None:
@@ -90,7 +92,9 @@ def build_parts(
         selection = select_device(config.device.device, environment)
     with ledger.phase("import"):
         if checkpoint is None:
-            checkpoint = open_checkpoint(config.model, max_model_len=config.max_model_len)
+            checkpoint = open_model(
+                config.model, impl=config.model_impl, max_model_len=config.max_model_len
+            )
         if backend is None:
             assert selection is not None
             backend = _create(selection, config, checkpoint)
@@ -126,6 +130,7 @@ def _assemble(
 ) -> EngineParts:
     info = checkpoint.model.info
     ranks, most = config.device.tensor_parallel_size, backend.caps.tensor_parallel
+    check_backend(checkpoint, backend.caps.family, ranks)
     if ranks > most:
         raise ConfigError(
             f"--tensor-parallel-size is {ranks}, and this device takes at most {most}; lower it"
@@ -135,7 +140,7 @@ def _assemble(
         tokenizer = load_tokenizer(checkpoint.tokenizer_path)
         weights = load_weights(backend, checkpoint, dtype, progress)
         phase.bytes = checkpoint.total_bytes
-        phase.note = f"{dtype}, {checkpoint.name}"
+        phase.note = f"{dtype}, {checkpoint.name}, {describe_impl(checkpoint)}"
     kv_spec = make_kv_spec(config, backend, info, dtype)
     kernels = selection.kernels() if selection is not None else ()
     ops = build_op_table(

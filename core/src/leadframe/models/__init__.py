@@ -4,6 +4,7 @@ from leadframe.models.checkpoint import Checkpoint, open_checkpoint
 from leadframe.models.info import GenerationDefaults, ModelInfo, Parameter
 from leadframe.models.loading import load_weights
 from leadframe.models.model import Model
+from leadframe.models.open_model import check_backend, describe_impl, open_model
 from leadframe.models.sources import StoredWeight
 
 __all__ = [
@@ -13,6 +14,9 @@ __all__ = [
     "ModelInfo",
     "Parameter",
     "StoredWeight",
+    "check_backend",
+    "describe_impl",
     "load_weights",
     "open_checkpoint",
+    "open_model",
 ]

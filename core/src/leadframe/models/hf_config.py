@@ -311,6 +311,7 @@ def _activation(config: Any) -> Activation:
 def read_generation(
     directory: Path, raw: Mapping[str, Any], raw_text: Mapping[str, Any]
 ) -> GenerationDefaults:
+    """Returns what `generation_config.json` recommends, and ids that end an answer."""
     path = directory / "generation_config.json"
     given = read_json(path) if path.exists() else {}
     check_values(given, GENERATION, path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from leadframe.models.checkpoint import Checkpoint
+from leadframe.models.library_model import LibraryModel
 from leadframe.platform.backend import Array, Backend
 
 Progress = Callable[[int, int], None]
@@ -13,8 +14,10 @@ Progress = Callable[[int, int], None]
 
 def load_weights(
     backend: Backend, checkpoint: Checkpoint, dtype: str, progress: Progress | None = None
-) -> dict[str, Array]:
+) -> Mapping[str, Array]:
     """Uploads every parameter and constant of a model.
+
+    A library's model loads itself.
 
     A tied head is uploaded a second time, because a backend may pack what `linear` reads into a
     form that `embed` cannot, unless the backend says that its weights are plain arrays.
@@ -28,6 +31,8 @@ def load_weights(
     Raises:
       DeviceOOM: the weights do not fit.
     """
+    if isinstance(checkpoint.model, LibraryModel):
+        return checkpoint.model.load(backend, dtype, progress)
     model, done = checkpoint.model, 0
     weights = {
         name: backend.upload(value, own_dtype or dtype)

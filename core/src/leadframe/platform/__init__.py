@@ -62,6 +62,7 @@ from leadframe.platform.info import (
     contract_text,
 )
 from leadframe.platform.listing import DeviceRow, format_devices, list_devices
+from leadframe.platform.model_impl import ModelFacts, ModelImpl, OpenModelImpl
 from leadframe.platform.namespace import ArrayNamespace
 from leadframe.platform.op_table import OpChoice, OpTable, build_op_table
 from leadframe.platform.ops import OP_NAMES, REQUIRED_OPS, Ops, RopeTable
@@ -69,7 +70,12 @@ from leadframe.platform.plugin import Plugin
 from leadframe.platform.reference_ops import reference_ops
 from leadframe.platform.selection import Selection, create_backend, select_device
 from leadframe.platform.validate import validate_backend
-from leadframe.platform.version import CONTRACT, ENTRY_POINT_GROUP, KERNEL_GROUP
+from leadframe.platform.version import (
+    CONTRACT,
+    ENTRY_POINT_GROUP,
+    KERNEL_GROUP,
+    MODEL_IMPL_GROUP,
+)
 
 __all__ = [
     "CONTRACT",
@@ -78,6 +84,7 @@ __all__ = [
     "KERNEL_GROUP",
     "KV",
     "MEMBERS",
+    "MODEL_IMPL_GROUP",
     "OPTIONAL_HOOKS",
     "OP_NAMES",
     "REQUIRED_HOOKS",
@@ -109,9 +116,12 @@ __all__ = [
     "LeadframeError",
     "Limits",
     "MemoryInfo",
+    "ModelFacts",
+    "ModelImpl",
     "OpChoice",
     "OpSpec",
     "OpTable",
+    "OpenModelImpl",
     "Ops",
     "OptionSpec",
     "Partition",

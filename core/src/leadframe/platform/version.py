@@ -15,3 +15,8 @@ KERNEL_GROUP: Final = "leadframe.kernels"
 else's; an entry point's name is that platform's `--device` value. A separate group, so that
 naming a device imports its plugin and those that extend it, and no other.
 """
+
+MODEL_IMPL_GROUP: Final = "leadframe.model_impl"
+"""The entry-point group of model implementations; an entry point's name is its `--model-impl`
+value.
+"""
