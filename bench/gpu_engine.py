@@ -176,12 +176,12 @@ class EngineBench:
 
     def host_gap(self, step_seconds: float) -> float | None:
         """Seconds that a step takes beyond its recorded graph; None where there is no graph."""
-        step = self._runner._step_for(self._batches[-1].bucket)
-        graph = getattr(step, "_graph", None)
-        if graph is None:
+        step = self._runner._step_for(self._batches[-1].bucket).step  # past its guard
+        replay = getattr(step, "replay", None)
+        if replay is None:
             return None
-        device = Clock(self._runner.backend.device).seconds(graph.replay, graph=False)
-        return step_seconds - device
+        device = self._runner.backend.unguarded.device
+        return step_seconds - Clock(device).seconds(replay, graph=False)
 
     def close(self) -> None:
         """Frees the device."""

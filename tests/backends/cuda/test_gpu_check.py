@@ -131,6 +131,62 @@ def test_the_problems_that_goals_name_are_measured(gpu_check, monkeypatch):
     assert prefill.operations == 4 * 16 * (1 + 2 + 3 + 4)
 
 
+class _Graph:
+    bytes = 1
+    replays = 0
+
+    def replay(self):
+        self.replays += 1
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_the_hosts_gap_is_the_step_without_its_recorded_part(monkeypatch, is_recorded):
+    """Through the guard that stands before every backend and step."""
+    import torch
+
+    monkeypatch.syspath_prepend(str(BENCH))
+    import gpu_engine
+
+    from leadframe.platform import Bucket, Capabilities, MemoryInfo, StepBatch, guard
+    from leadframe_torch import TorchBackend
+
+    graph = _Graph()
+
+    class Graphs:
+        def record(self, function):
+            return graph, function()
+
+    class Layer:
+        device = torch.device("cpu")
+        graphs = Graphs() if is_recorded else None
+
+        def memory(self, held):
+            return MemoryInfo(1, 1, 0, 0)
+
+    caps = Capabilities("torch", ("float32",), ("float32",), (16,))
+    backend = guard(TorchBackend(Layer(), caps))
+    bucket = Bucket(1, 1, 1, 1, 0, "skip")
+
+    class Runner:
+        def __init__(self):
+            self.backend = backend
+
+        def _step_for(self, bucket):
+            return backend.compile(lambda weights, kv, arrays: ({}, kv), bucket, {}, [])
+
+    bench = gpu_engine.EngineBench.__new__(gpu_engine.EngineBench)
+    bench._runner, bench._batches = Runner(), [StepBatch(bucket, None, None, 1, 1, 1)]
+    gap = bench.host_gap(0.5)
+    if is_recorded:
+        assert 0.4 < gap < 0.5
+        assert graph.replays > 0
+    else:
+        assert gap is None
+
+
 @pytest.mark.timeout(280)
 def test_a_dry_run_goes_through_every_stage(tmp_path):
     report = tmp_path / "dry.json"

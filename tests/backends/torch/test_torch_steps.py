@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from leadframe.errors import CompileError
+from leadframe.errors import CompileError, DeviceLost, DeviceOOM
 from leadframe.platform import Bucket, KVLayerSpec, KVSpec, StepBatch, packed_sizes, unpack
 
 BUCKET = Bucket(num_tokens=3, num_seqs=3, num_decodes=3, num_blocks=2, num_logits=3)
@@ -99,6 +99,28 @@ def test_steps_without_capture_are_not_recorded(parts):
     backend, kv, weights = parts(graphs=graphs)
     backend.compile(_step, BUCKET, weights, kv, capture=False).run(_batch(), kv)
     assert graphs.records == 0
+
+
+@pytest.mark.parametrize("graphs", [None, PretendGraphs()])
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), DeviceOOM),
+        (torch.AcceleratorError("an illegal memory access"), DeviceLost),
+    ],
+)
+def test_what_fails_in_a_step_is_an_error_of_the_contract(parts, graphs, raised, expected):
+    backend, kv, weights = parts(graphs=graphs)
+    calls = iter([None] if graphs else [])
+
+    def step(weights, kv, arrays):
+        if next(calls, raised) is not None:
+            raise raised
+        return {"x": arrays.token_ids + 1}, kv
+
+    compiled = backend.compile(step, BUCKET, weights, kv)
+    with pytest.raises(expected, match="step"):
+        compiled.run(_batch(), kv)
 
 
 def test_backends_with_graphs_plan_without_reading(make_backend):

@@ -22,16 +22,18 @@ class FakeGraphs:
     """Records a call by keeping it; a replay writes into the first call's result."""
 
     def __init__(self):
-        self.recorded = 0
+        self.recorded = self.replayed = 0
 
     def record(self, function):
         self.recorded += 1
         result = function()
+        graphs = self
 
         class Graph:
             bytes = 123
 
             def replay(self):
+                graphs.replayed += 1
                 with torch.inference_mode():
                     again = function()
                     for name, value in again[0].items():
@@ -185,3 +187,33 @@ def test_ops_trace_into_one_graph(monkeypatch, make_backend, sizes):
     with pytest.raises(Traced):
         traced(q, kv, k, weight, [getattr(arrays, name) for name in names])
     assert len(launches) >= 7
+
+
+@pytest.mark.triton_interp
+def test_the_engine_serves_from_recorded_steps(monkeypatch, tmp_path):
+    """The engine as on a GPU: padded buckets, steps recorded at start-up and replayed."""
+    from leadframe import LLM, SamplingParams
+    from leadframe.conformance.tiny_checkpoint import write_checkpoint
+    from leadframe_triton import backend
+
+    class Layer(backend.InterpreterLayer):
+        def __init__(self):
+            super().__init__()
+            self.graphs = graphs
+
+    def generate(device):
+        sizes = {"max_num_seqs": 2, "max_model_len": 32, "num_blocks_override": 8}
+        with LLM(str(tmp_path), device=device, dtype="float32", **sizes) as llm:
+            at_start = graphs.recorded
+            params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+            done = llm.generate([[5, 6, 7], [8, 9, 10, 11, 12]], params)
+            return [one.token_ids for one in done], at_start
+
+    graphs = FakeGraphs()
+    monkeypatch.setattr(backend, "InterpreterLayer", Layer)
+    write_checkpoint(tmp_path, head_dim=16, seed=0)
+    tokens, at_start = generate("cuda:interpreter")
+    assert at_start > 0
+    assert graphs.replayed > 0
+    assert graphs.recorded == at_start
+    assert tokens == generate("reference")[0]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from leadframe.errors import ContractViolation, DeviceOOM, Unsupported
+from leadframe.errors import ConfigError, ContractViolation, DeviceOOM, Unsupported
 from leadframe.platform.backend import (
     KV,
     Array,
@@ -36,6 +36,7 @@ from leadframe.platform.capabilities import AttnParams, Capabilities
 from leadframe.platform.info import MemoryInfo
 from leadframe_torch import attention, layer_ops, sampling_ops
 from leadframe_torch.attention_plan import AttentionPlan, plan
+from leadframe_torch.collectives import Collectives
 from leadframe_torch.devices import DeviceLayer, Holdings, device_errors
 from leadframe_torch.dtypes import from_host, to_host, torch_dtype, zeros
 from leadframe_torch.namespace import torch_namespace
@@ -61,7 +62,10 @@ class TorchBackend:
       caps: what this backend can do.
       compile_mode: "eager" runs steps as Python, or as recorded graphs where the device has
         them; "step" compiles each bucket's whole step with torch.compile.
-      rank: the place in a tensor-parallel group.
+      rank: the place in a tensor-parallel group; `caps` must then say `rank_processes`.
+
+    Raises:
+      ConfigError: steps shared by ranks cannot be traced.
     """
 
     def __init__(
@@ -78,6 +82,21 @@ class TorchBackend:
         self.held = Holdings()
         self._xp = torch_namespace(self.device)
         self._ops: dict[str, Callable[..., Any]] = self._base_ops() | dict(self.extra_ops())
+        self._collectives: Collectives | None = None
+        if self._rank.count > 1:
+            self._collectives = self._share_ops()
+
+    def _share_ops(self) -> Collectives:
+        """Makes the ops that ranks do together; with one rank there is nothing to do."""
+        if self._compile_mode == "step":
+            raise ConfigError(
+                f"--tensor-parallel-size is {self._rank.count} with -o compile=step: torch.compile "
+                "does not trace what ranks exchange; leave out one of the two"
+            )
+        shared = Collectives(self._rank, self.device)
+        self._ops["embed"] = shared.shared_embed(self._ops["embed"])
+        self._ops |= {"all_reduce": shared.all_reduce, "all_gather": shared.all_gather}
+        return shared
 
     def extra_ops(self) -> Mapping[str, Callable[..., Any]]:
         """Ops that replace or join the torch ones; the place for a device's own kernels."""
@@ -116,6 +135,10 @@ class TorchBackend:
         """Turns torch's errors inside a `with` block into the contract's."""
         return device_errors(self.layer, self.held, phase, requested)
 
+    def step_errors(self) -> AbstractContextManager[None]:
+        """The same for a running step, so that the engine can make room and try again."""
+        return self.errors("step", 0)
+
     def memory(self) -> MemoryInfo:
         """Reads the device's memory."""
         return self.layer.memory(self.held)
@@ -149,8 +172,16 @@ class TorchBackend:
         )
 
     def kv_heads(self, layer: KVLayerSpec) -> int:
-        """KV heads of a layer that this rank holds."""
-        return max(1, layer.num_kv_heads // self._rank.count)
+        """KV heads of a layer that this rank holds; ranks share one where there are fewer.
+
+        Raises:
+          Unsupported: they do not divide among the ranks.
+        """
+        heads, count = layer.num_kv_heads, self._rank.count
+        if heads % count and count % heads:
+            reason = f"{heads} KV heads do not divide among {count} ranks"
+            raise Unsupported("kv_alloc", layer, reason)
+        return max(1, heads // count)
 
     def kv_alloc(self, spec: KVSpec, num_blocks: int) -> KV:
         """Allocates zeroed blocks."""
@@ -228,12 +259,17 @@ class TorchBackend:
         """Wraps, compiles or records a step for a bucket."""
         with self.errors("compile", 0):
             if capture and self._compile_mode == "step":
-                return traced_step(step, bucket, weights, kv, self.device)
+                return traced_step(step, bucket, weights, kv, self.device, self.step_errors)
             if capture and self.layer.graphs is not None:
-                return RecordedStep(step, bucket, weights, kv, self.device, self.layer.graphs)
-            return FunctionStep(step, bucket, weights, self.device)
+                graphs = self.layer.graphs
+                return RecordedStep(
+                    step, bucket, weights, kv, self.device, graphs, self.step_errors
+                )
+            return FunctionStep(step, bucket, weights, self.device, self.step_errors)
 
     def close(self) -> None:
-        """Waits for the device and gives its cached memory back."""
+        """Leaves the group of ranks, waits for the device and gives its cached memory back."""
+        if self._collectives is not None:
+            self._collectives.close()
         self.layer.synchronize()
         self.layer.release_cached()

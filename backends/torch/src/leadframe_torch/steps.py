@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -18,6 +19,9 @@ from leadframe.platform.batch import Bucket, StepArrays, StepBatch, packed_sizes
 from leadframe_torch.graphs import Graph, GraphFactory
 
 Outputs = dict[str, Any]
+
+Errors = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which torch's errors become the contract's."""
 
 _HOST_TYPES = (np.int32, np.float32)
 
@@ -59,8 +63,9 @@ class FunctionStep:
         bucket: Bucket,
         weights: Mapping[str, Any],
         device: torch.device,
+        errors: Errors = nullcontext,
     ) -> None:
-        self.function, self._weights = function, weights
+        self.function, self._weights, self._errors = function, weights, errors
         self._inputs = InputBuffers(bucket, device)
         self.bytes = self._inputs.bytes
         self.compile_seconds = 0.0
@@ -69,8 +74,8 @@ class FunctionStep:
 
     def run(self, batch: StepBatch, kv_d: KV) -> tuple[Outputs, KV]:
         """Uploads the batch and calls the function."""
-        self._inputs.fill(batch)
-        with torch.inference_mode():
+        with self._errors(), torch.inference_mode():
+            self._inputs.fill(batch)
             return self.function(self._weights, kv_d, self._inputs.arrays)
 
     def close(self) -> None:
@@ -90,9 +95,10 @@ class RecordedStep:
         kv: KV,
         device: torch.device,
         graphs: GraphFactory,
+        errors: Errors = nullcontext,
     ) -> None:
         start = time.perf_counter()
-        self._kv, self._weights = kv, weights
+        self._kv, self._weights, self._errors = kv, weights, errors
         self._inputs = InputBuffers(bucket, device)
         arrays = self._inputs.arrays
 
@@ -111,10 +117,14 @@ class RecordedStep:
     def run(self, batch: StepBatch, kv_d: KV) -> tuple[Outputs, KV]:
         """Uploads the batch and replays the graph, on the KV that it was recorded with."""
         self._check_same(kv_d)
-        self._inputs.fill(batch)
-        with torch.inference_mode():
+        with self._errors(), torch.inference_mode():
+            self._inputs.fill(batch)
             self._graph.replay()
         return self._outputs, kv_d
+
+    def replay(self) -> None:
+        """Runs the batch that is there once more: the device's part of a step, for benchmarks."""
+        self._graph.replay()
 
     def _check_same(self, kv: KV) -> None:
         if len(kv) != len(self._kv) or any(a is not b for a, b in zip(kv, self._kv, strict=True)):
@@ -134,6 +144,7 @@ def traced_step(
     weights: Mapping[str, Any],
     kv: KV,
     device: torch.device,
+    errors: Errors = nullcontext,
 ) -> FunctionStep:
     """Compiles a step for one bucket with torch.compile, and runs it once on padding.
 
@@ -141,7 +152,7 @@ def traced_step(
       CompileError: the step is not one graph.
     """
     start, misses = time.perf_counter(), _cache_misses()
-    step = FunctionStep(_traced(function, bucket), bucket, weights, device)
+    step = FunctionStep(_traced(function, bucket), bucket, weights, device, errors)
     step.run(padding_batch(bucket), kv)
     step.compile_seconds = time.perf_counter() - start
     step.cache_hit = _cache_misses() == misses

@@ -34,7 +34,7 @@ from leadframe_torch.steps import FunctionStep, RecordedStep, padding_batch, tra
 from leadframe_torch.weights import read_part
 from leadframe_triton.arch import INTERPRETER, Arch, arch_named
 from leadframe_triton.capabilities import GraphKind, capabilities
-from leadframe_triton.launch import LaunchContext, ceil_div
+from leadframe_triton.launch import CurrentDevice, LaunchContext, ceil_div
 from leadframe_triton.ops import triton_ops
 from leadframe_triton.tuning import TileTuner
 from leadframe_triton.upload import PinnedUploader
@@ -97,12 +97,13 @@ class TritonBackend(TorchBackend):
             _num_cores(layer.device),
             TileTuner(layer.device, measure=settings.tune),
             fixed_split_tokens(limits) if settings.batch_invariant else 0,
+            **({} if layer.device.type == "cpu" else {"make_current": CurrentDevice(layer.device)}),
         )
         self._uploader = None if arch.vendor == "none" else PinnedUploader(layer.device)
         caps = capabilities(
             arch,
             batch_invariant=settings.batch_invariant,
-            graph=_graph_kind(layer, settings),
+            graph=_graph_kind(layer, arch, settings),
         )
         super().__init__(layer, caps, compile_mode=settings.compile)
 
@@ -178,11 +179,13 @@ class TritonBackend(TorchBackend):
         with self.errors("compile", 0):
             # Tiles are chosen, and perhaps measured, before tracing: it may read no file.
             FunctionStep(step, bucket, weights, self.device).run(padding_batch(bucket), kv)
-            traced = traced_step(step, bucket, weights, kv, self.device)
+            traced = traced_step(step, bucket, weights, kv, self.device, self.step_errors)
             if self.layer.graphs is None:
                 return traced
             graphs = self.layer.graphs
-            recorded = RecordedStep(traced.function, bucket, weights, kv, self.device, graphs)
+            recorded = RecordedStep(
+                traced.function, bucket, weights, kv, self.device, graphs, self.step_errors
+            )
         recorded.compile_seconds, recorded.cache_hit = traced.compile_seconds, traced.cache_hit
         traced.close()
         return recorded
@@ -194,10 +197,11 @@ class TritonBackend(TorchBackend):
         super().close()
 
 
-def _graph_kind(layer: DeviceLayer, settings: Settings) -> GraphKind:
+def _graph_kind(layer: DeviceLayer, arch: Arch, settings: Settings) -> GraphKind:
     if layer.graphs is not None:
         return "record"
-    return "none" if settings.compile == "eager" else "compile"
+    # What is interpreted cannot be traced.
+    return "none" if settings.compile == "eager" or arch is INTERPRETER else "compile"
 
 
 def _as_bytes(spec: KVSpec) -> KVSpec:
@@ -215,10 +219,8 @@ def device_backend(index: int, settings: Settings, limits: Limits) -> TritonBack
     """Builds the backend of a GPU. torch names HIP devices "cuda" as well.
 
     The architecture is torch's word, not the driver's: the two may number devices differently.
-    The device becomes torch's current one, where Triton launches: one GPU a process.
     """
     device = torch.device("cuda", index)
-    torch.get_device_module(device).set_device(device)
     graphs = ModuleGraphs(device, "CUDAGraph") if settings.graphs else None
     return TritonBackend(AcceleratorLayer(device, graphs), _arch(device), settings, limits)
 

@@ -44,7 +44,7 @@ def capabilities(
         block_sizes=BLOCK_SIZES,
         head_dims=HEAD_DIMS,
         attention_features=FEATURES,
-        graph="none" if is_interpreted else graph,
+        graph=graph,
         deterministic=True,
         batch_invariant=batch_invariant,
         plain_weights=True,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -43,6 +44,27 @@ def default_tile(arch: Arch, key: TileKey) -> Tile:
     return tiles_for(arch, key.kind, key.head_dim, key.element_bytes)[0]
 
 
+class CurrentDevice:
+    """Makes one GPU the calling thread's current one.
+
+    Triton launches on the current device, wherever its tensors are, and each thread has its own:
+    an engine's thread starts on GPU 0 whatever the thread that built the backend had chosen.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = device.index or 0
+        self._module: Any = torch.get_device_module(device)
+
+    def __call__(self) -> None:
+        """Sets it, unless it is."""
+        if self._module.current_device() != self._index:
+            self._module.set_device(self._index)
+
+
+def _nothing() -> None:
+    """The interpreter has no device."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
     """What every wrapper of this package is bound to.
@@ -53,12 +75,14 @@ class LaunchContext:
       choose_tile: who picks the attention tiles.
       split_tokens: keys that one program of split decode takes in batch-invariant mode; 0
         splits by what the bucket needs to fill the device.
+      make_current: called before every launch; see `CurrentDevice`.
     """
 
     arch: Arch
     num_cores: int = 0
     choose_tile: TileChooser = field(default=default_tile)
     split_tokens: int = 0
+    make_current: Callable[[], None] = _nothing
 
     @property
     def cores(self) -> int:
@@ -66,13 +90,14 @@ class LaunchContext:
         return self.num_cores or self.arch.num_cores
 
     def options(self, num_warps: int = 4, num_stages: int = 1, waves: int = 0) -> dict[str, int]:
-        """Launch options of one kernel.
+        """Launch options of one kernel, which is launched next.
 
         Fused multiply-add is set, since Triton's default changes; but not inside torch.compile,
-        whose own launches know fewer options.
+        whose own launches know fewer options, and choose the device themselves.
         """
         options: dict[str, int] = {"num_warps": num_warps, "num_stages": num_stages}
         if not torch.compiler.is_compiling():
+            self.make_current()
             options["enable_fp_fusion"] = True
         if waves and self.arch.vendor == "hip":
             options["waves_per_eu"] = waves

@@ -97,11 +97,12 @@ class DeviceTimer:
         for _ in range(_WARM_UPS):
             launch()
         seconds: list[float] = []
+        stream = self._module.current_stream(self._device)
         for _ in range(_REPEATS):
             begin, end = (self._module.Event(enable_timing=True) for _ in range(2))
-            begin.record()
+            begin.record(stream)
             launch()
-            end.record()
+            end.record(stream)
             end.synchronize()
             seconds.append(begin.elapsed_time(end) / 1e3)
         return min(seconds)

@@ -50,7 +50,8 @@ class PinnedUploader:
             first = start // source_dtype.itemsize
             moved = staged.to(self._device, non_blocking=True)
             flat[first : first + staged.numel()].copy_(moved)
-            self._events[place].record()
+            # Named, since the thread's current stream may be another device's.
+            self._events[place].record(self._module.current_stream(self._device))
         return target
 
     def _stage(self, part: npt.NDArray[np.uint8], place: int) -> Tensor:
