@@ -27,7 +27,7 @@ imports: $(VENV)/.dev
 	@$(BIN)/lint-imports
 
 unit: $(VENV)/.dev  ## the tests that run in one process
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not triton_interp and not triton_aot and not tpu_aot and not gpu and not ipex" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not triton_interp and not triton_aot and not tpu_aot and not gpu and not ipex and not lane" $(ARGS)
 
 triton: $(VENV)/.dev  ## the Triton kernels in the interpreter, then compiled without a GPU
 	@OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest -q -m triton_interp tests/backends

@@ -41,8 +41,8 @@ fi
 
 "$bin/pytest" -q -m tpu_aot tests/backends/tpu
 "$bin/leadframe" compile-check tpu --target v5e:2x2 --model smollm2-135m --step decode
-"$bin/pytest" -q -m "not tpu_aot and not slow" tests/backends/tpu
+"$bin/pytest" -q -m "not tpu_aot and not slow and not lane" tests/backends/tpu
 report=$(mktemp -d)/tpu.json
 "$bin/leadframe" conformance tpu --report "$report"
 "$bin/leadframe" conformance verify "$report"
-.venv/bin/pytest -q -m slow tests/backends/tpu
+.venv/bin/pytest -q -m lane tests/backends/tpu

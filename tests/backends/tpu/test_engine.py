@@ -20,7 +20,7 @@ def generate(device):
         return [completion.token_ids for completion in llm.generate(PROMPTS, greedy)]
 
 
-@pytest.mark.slow
+@pytest.mark.lane
 @pytest.mark.timeout(900)
 def test_greedy_tokens_of_smollm2_are_those_of_the_cpu_backend():
     tokens = generate("tpu:interpreter")
