@@ -248,3 +248,32 @@ def test_products_that_differ_or_overlap_stay_apart(backend, rng):
     assert addresses([call(8, 1000), call(8, 1000 + 128)]) == [group.address]
     assert addresses([call(8, 1000), other, call(8, 2000)]) == [apart, ops._gate.address, apart]
     assert addresses([]) == []
+
+
+def test_what_may_be_a_view_is_repeated_when_it_was_a_copy(backend, model, monkeypatch):
+    step, weights, kv, calls = model
+
+    def turning(weights, kv, arrays):
+        outputs, kv = step(weights, kv, arrays)
+        wide = arrays.token_ids.long()  # in inference mode an op that may return its argument
+        return {"out": outputs["out"].transpose(0, 1).reshape(-1), "wide": wide.contiguous()}, kv
+
+    outputs = _walk(backend, (turning, weights, kv, calls), 6)
+    assert len(calls) == 2
+    monkeypatch.setattr("leadframe_cpu.backend.is_worth_recording", lambda bucket: False)
+    again = _walk(backend, (turning, weights, backend.kv_alloc(SPEC, 40), calls), 6)
+    for ours, theirs in zip(outputs, again, strict=True):
+        np.testing.assert_array_equal(ours["out"], theirs["out"])
+        np.testing.assert_array_equal(ours["wide"], theirs["wide"])
+
+
+def test_a_step_whose_shapes_depend_on_values_keeps_running_as_python(backend, model):
+    step, weights, kv, calls = model
+
+    def choosing(weights, kv, arrays):
+        _, kv = step(weights, kv, arrays)
+        return {"odd": torch.nonzero(arrays.token_ids % 3)}, kv
+
+    found = [len(x["odd"]) for x in _walk(backend, (choosing, weights, kv, calls), 6)]
+    assert found == [(i % 3 > 0) + ((29 - i) % 3 > 0) for i in range(6)]
+    assert len(calls) == 7

@@ -25,7 +25,7 @@ CONFIGS = {
     "cohere2": transformers.Cohere2Config(**COMMON, num_key_value_heads=2, sliding_window=6),
     "llama": transformers.LlamaConfig(**COMMON, num_key_value_heads=2),
 }
-SMALL = {"device": "cpu", "dtype": "float32", "block_size": 4, "num_blocks_override": 64}
+SMALL = {"device": "cpu", "dtype": "float32", "block_size": 16, "num_blocks_override": 32}
 PROMPTS = [[5, 6, 7, 8, 9, 10], [50, 60, 70], [*range(5, 10), *range(11, 25)]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -61,11 +61,8 @@ def _generate(model, prompt, count):
 @pytest.mark.parametrize("native", ["auto", "off"])
 def test_greedy_tokens_are_those_of_generate(saved, name, native):
     path, model = saved(name)
-    settings = SMALL | {
-        "options": {"native": native},
-        "max_num_batched_tokens": 8,
-        "max_num_seqs": 3,
-    }
+    sizes = {"max_num_batched_tokens": 8, "max_num_seqs": 3}
+    settings = SMALL | sizes | {"options": {"native": native}}
     with LLM(str(path), **settings) as llm:
         note = llm.engine.ledger["load"].note
         answers = [done.token_ids for done in llm.generate(PROMPTS, GREEDY)]
@@ -90,23 +87,25 @@ def test_logprobs_are_those_of_the_logits(saved):
 def test_schedules_change_nothing(saved):
     path, _ = saved("gpt_neox")
     sampled = [
-        SamplingParams(temperature=0.8, top_p=0.9, seed=i, max_tokens=14, ignore_eos=True)
+        SamplingParams(temperature=0.8, top_p=0.9, seed=i, max_tokens=15, ignore_eos=True)
         for i in range(len(PROMPTS))
     ]
     schedules = [
         {"max_num_seqs": 1, "enable_prefix_caching": False},
         {"max_num_batched_tokens": 5, "max_num_seqs": 3},
-        # 12 blocks of 4 do not hold three sequences of up to 33 tokens: some are preempted
-        {"num_blocks_override": 13, "max_num_seqs": 3, "max_model_len": 40},
+        # five blocks of 16 do not hold three sequences of up to 34 tokens: some are preempted
+        {"num_blocks_override": 6, "max_num_seqs": 3, "max_model_len": 48},
     ]
-    answers, preempted = [], []
+    answers, preempted, hits = [], [], []
     for schedule in schedules:
         with LLM(str(path), **(SMALL | schedule)) as llm:
             twice = [[c.token_ids for c in llm.generate(PROMPTS, sampled)] for _ in range(2)]
             preempted.append(llm.engine.metrics.preemptions.value)
+            hits.append(llm.engine.metrics.prefix_hits.value)
         answers += twice
     assert all(answer == answers[0] for answer in answers)
     assert preempted[0] == 0 < preempted[2]
+    assert hits[0] == 0 < hits[1]
 
 
 def test_auto_prefers_the_native_file_and_both_agree(saved):

@@ -133,16 +133,30 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor | tuple | list):
             raise NotRecordable(f"{func} returned a {type(result).__name__}")
-        if not _computes_nothing(func):
+        if not _computes_nothing(func, args, result):
             self._recording.add_torch(func, args, kwargs, result)
         return result
 
 
-def _computes_nothing(func: Any) -> bool:
-    """Whether an op only makes a view or uninitialised memory."""
+def _computes_nothing(func: Any, args: Sequence[Any], result: Any) -> bool:
+    """Whether an op only made a view or uninitialised memory.
+
+    What may return a view (`reshape`, `contiguous`, `to`) is seen whole in inference mode, and
+    has computed if its result is not memory that it was given.
+    """
     if func.namespace == "aten" and func._opname.startswith(("empty", "new_empty")):
         return True
     returns = func._schema.returns
-    return bool(returns) and all(
+    may_alias = bool(returns) and all(
         value.alias_info is not None and not value.alias_info.is_write for value in returns
     )
+    return may_alias and _storages(result) <= _storages(args)
+
+
+def _storages(values: Any) -> set[int]:
+    """The addresses of the memory behind a tensor, or behind those in a sequence."""
+    if isinstance(values, Tensor):
+        return {values.untyped_storage().data_ptr()}
+    if isinstance(values, tuple | list):
+        return set().union(*map(_storages, values))
+    return set()
