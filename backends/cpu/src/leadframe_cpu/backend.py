@@ -34,8 +34,9 @@ from leadframe_cpu.native_ops import NativeOps
 from leadframe_cpu.packed import PackedWeight, Packer
 from leadframe_cpu.replay import Recorder, ReplayedStep, has_native_cache, is_worth_recording
 from leadframe_cpu.weight_store import WeightStore
-from leadframe_torch import ATTENTION_FEATURES, CompileMode, TorchBackend
+from leadframe_torch import ATTENTION_FEATURES, CompileMode, Rank, TorchBackend
 from leadframe_torch.dtypes import torch_dtype
+from leadframe_torch.weights import part_index
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ NativeMode = Literal["auto", "on", "off"]
 
 _DTYPES: Final = ("float32", "bfloat16")
 _BLOCK_SIZES: Final = (16, 32, 64, 128, 8, 4, 1)
+_MOST_RANKS: Final = 16
 _SPIN_US: Final = 50
 """How long idle threads look for work before they sleep: longer than the gap between two ops,
 short enough that another process hardly notices."""
@@ -61,7 +63,7 @@ def _why_not(spec: OpSpec) -> str | None:
     return None
 
 
-def _capabilities(is_native: bool) -> Capabilities:
+def _capabilities(is_native: bool, ranks: int) -> Capabilities:
     # The kernels compute in float32 and keep small weights small, so bfloat16 gains nothing there.
     # Through torch it is the faster one, if the processor multiplies it.
     dtypes = _DTYPES if is_native or not cpu_info().has_bf16 else _DTYPES[::-1]
@@ -72,7 +74,10 @@ def _capabilities(is_native: bool) -> Capabilities:
         block_sizes=_BLOCK_SIZES,
         attention_features=ATTENTION_FEATURES,
         deterministic=True,
-        batch_invariant=is_native,
+        # with more than two ranks, the order of a sum depends on where in a batch it stands
+        batch_invariant=is_native and ranks <= 2,
+        tensor_parallel=_MOST_RANKS,
+        rank_processes=True,
         plain_weights=not is_native,
         why_not=_why_not,
     )
@@ -86,14 +91,20 @@ class CpuBackend(TorchBackend):
       compile_mode: as in `TorchBackend`; "step" traces torch's ops, so it excludes the kernels.
       native: "on" requires the native kernels, "off" does without, "auto" uses them if they can
         be built.
+      rank: the place in a tensor-parallel group, all of whose ranks are on this host.
 
     Attributes:
       native_reason: why the native kernels are not used; empty when they are.
     """
 
     def __init__(
-        self, threads: int, compile_mode: CompileMode = "eager", native: NativeMode = "auto"
+        self,
+        threads: int,
+        compile_mode: CompileMode = "eager",
+        native: NativeMode = "auto",
+        rank: Rank | None = None,
     ) -> None:
+        rank = rank or Rank()
         library, self.native_reason = _load(native, compile_mode)
         self._native: NativeOps | None = None
         if library is None:
@@ -104,7 +115,9 @@ class CpuBackend(TorchBackend):
             self._native = NativeOps(library, self._packer)
             self._store = WeightStore(self._packer)
             self._recorder = Recorder(library, self._native)
-        super().__init__(HostLayer(), _capabilities(library is not None), compile_mode=compile_mode)
+        caps = _capabilities(library is not None, rank.count)
+        layer = HostLayer(shared_by=rank.count)
+        super().__init__(layer, caps, compile_mode=compile_mode, rank=rank)
 
     def extra_ops(self) -> Mapping[str, Callable[..., Any]]:
         """The native kernels."""
@@ -120,8 +133,9 @@ class CpuBackend(TorchBackend):
         """Copies a host array or a weight; matrices for `linear` and `embed` become panels."""
         if self._native is None or role == "tensor" or len(source.shape) != 2:
             return super().upload(source, dtype, partition, role)
+        index = part_index(tuple(source.shape), partition, self._rank)
         with self.errors("load", 0):
-            weight, is_new = self._store.pack(source, dtype or str(source.dtype))
+            weight, is_new = self._store.pack(source, dtype or str(source.dtype), index)
         if is_new:
             self.held.add(weight.data)
         return weight
@@ -157,8 +171,12 @@ class CpuBackend(TorchBackend):
         kv: KV,
         capture: bool = True,
     ) -> CompiledStep:
-        """Wraps a step; steps that only decode are recorded when they come again."""
-        if self._native is not None and is_worth_recording(bucket) and has_native_cache(kv):
+        """Wraps a step; steps that only decode are recorded when they come again.
+
+        Not with several ranks: a recording would not repeat what they exchange.
+        """
+        is_recorded = self._native is not None and self._rank.count == 1
+        if is_recorded and is_worth_recording(bucket) and has_native_cache(kv):
             return ReplayedStep(self._recorder, step, weights)
         return super().compile(step, bucket, weights, kv, capture)
 

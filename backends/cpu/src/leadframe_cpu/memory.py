@@ -12,9 +12,14 @@ from leadframe_torch import GraphFactory, Holdings
 
 
 class HostLayer:
-    """The host's memory within cgroup and rlimit; nothing to wait for, nothing cached."""
+    """The host's memory within cgroup and rlimit; nothing to wait for, nothing cached.
 
-    def __init__(self) -> None:
+    Args:
+      shared_by: ranks that share the host; each gets its part.
+    """
+
+    def __init__(self, shared_by: int = 1) -> None:
+        self._shared_by = shared_by
         self.device = torch.device("cpu")
         self.graphs: GraphFactory | None = None
 
@@ -24,7 +29,8 @@ class HostLayer:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit != resource.RLIM_INFINITY and limit < total:
             total, free = limit, min(free, max(0, limit - _address_space()))
-        return MemoryInfo(total, free, held.current, held.peak)
+        ranks = self._shared_by
+        return MemoryInfo(total // ranks, free // ranks, held.current, held.peak)
 
     def synchronize(self) -> None:
         """Returns at once: host work is done when its call returns."""

@@ -44,7 +44,9 @@ def platform_options() -> Sequence[OptionSpec]:
     """Lists the options."""
     modes, native = ("eager", "step"), ("auto", "on", "off")
     return (
-        OptionSpec("threads", _threads, None, "worker threads; the default is every core"),
+        OptionSpec(
+            "threads", _threads, None, "worker threads of a rank; the default is every core"
+        ),
         OptionSpec("compile", str, "eager", "step: torch.compile for each bucket", modes),
         OptionSpec("native", str, "auto", "kernels compiled with the host's C++ compiler", native),
     )
@@ -61,9 +63,12 @@ def _threads(text: str) -> int:
 def platform_create(device: Device, options: Mapping[str, Any], limits: Limits) -> Backend:
     """Builds the backend."""
     from leadframe_cpu.backend import CpuBackend
+    from leadframe_torch import Rank
 
+    share = max(1, usable_cores() // limits.tensor_parallel_size)
     return CpuBackend(
-        threads=options.get("threads") or usable_cores(),
+        threads=options.get("threads") or share,
         compile_mode=options.get("compile", "eager"),
         native=options.get("native", "auto"),
+        rank=Rank.of(limits),
     )

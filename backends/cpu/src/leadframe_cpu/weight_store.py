@@ -14,6 +14,7 @@ from leadframe_cpu.packed import Format, PackedWeight, Packer
 from leadframe_torch.dtypes import torch_dtype
 
 Source = npt.NDArray[Any] | WeightSource
+Index = tuple[slice, ...]
 
 _BLOCK_FORMATS: Final = {
     (4, "float16", 32): Format.INT4_F16,
@@ -34,23 +35,27 @@ class WeightStore:
     def __init__(self, packer: Packer) -> None:
         self._packer = packer
         # the source is held with its id, so that the id stays its own
-        self._shared: dict[tuple[int, str], tuple[Source, weakref.ref[PackedWeight]]] = {}
+        self._shared: dict[tuple[int, str, str], tuple[Source, weakref.ref[PackedWeight]]] = {}
 
-    def pack(self, source: Source, dtype: str) -> tuple[PackedWeight, bool]:
+    def pack(
+        self, source: Source, dtype: str, index: Index | None = None
+    ) -> tuple[PackedWeight, bool]:
         """Packs a matrix, and tells whether that made a new one.
 
         Args:
           source: an array or a weight that has not been read.
           dtype: the element type that it stands for.
+          index: the part to read; None packs all of it.
         """
         if isinstance(source, np.ndarray):
-            return self._packer.pack_plain(source, torch_dtype(dtype)), True
-        key = (id(source), dtype)
+            part = source if index is None else source[index]
+            return self._packer.pack_plain(part, torch_dtype(dtype)), True
+        key = (id(source), dtype, repr(index))
         known = self._shared.get(key)
         found = known[1]() if known is not None else None
         if found is not None:
             return found, False
-        made = self._pack_source(source, torch_dtype(dtype))
+        made = self._pack_source(source, torch_dtype(dtype), index)
         self._shared[key] = (source, weakref.ref(made))
         return made, True
 
@@ -58,13 +63,15 @@ class WeightStore:
         """Lets go of the sources: loading is over."""
         self._shared.clear()
 
-    def _pack_source(self, source: WeightSource, dtype: torch.dtype) -> PackedWeight:
+    def _pack_source(
+        self, source: WeightSource, dtype: torch.dtype, index: Index | None
+    ) -> PackedWeight:
         if isinstance(source, BlockWeightSource):
-            blocks = source.read_blocks()
+            blocks = source.read_blocks(index)
             layout = None if blocks is None else block_format(blocks)
             if blocks is not None and layout is not None:
                 return self._packer.pack_blocks(blocks, layout, dtype)
-        return self._packer.pack_plain(source.read(), dtype)
+        return self._packer.pack_plain(source.read(index), dtype)
 
 
 def block_format(blocks: WeightBlocks) -> Format | None:

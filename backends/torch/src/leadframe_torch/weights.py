@@ -10,14 +10,27 @@ import numpy.typing as npt
 
 from leadframe.errors import Unsupported
 from leadframe.platform.backend import Partition, WeightSource
+from leadframe.platform.info import Limits
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A place in a tensor-parallel group."""
+    """A place in a tensor-parallel group.
+
+    Attributes:
+      index: which one.
+      count: how many there are.
+      rendezvous: a private directory, the same for all of them; empty for one rank.
+    """
 
     index: int = 0
     count: int = 1
+    rendezvous: str = ""
+
+    @staticmethod
+    def of(limits: Limits) -> Rank:
+        """The rank that the core asks a backend to be."""
+        return Rank(limits.rank, limits.tensor_parallel_size, limits.rendezvous)
 
 
 def read_part(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from leadframe.config import EngineConfig
 from leadframe.engine.kv_sizing import KVPlan, memory_fraction, size_kv_cache
+from leadframe.engine.ranks import RankedBackend, rendezvous_path, start_ranks
 from leadframe.errors import ConfigError
 from leadframe.kv_cache import KVCacheManager
 from leadframe.metrics import EngineMetrics, StartupLedger
@@ -21,11 +22,12 @@ from leadframe.models import (
     Checkpoint,
     ModelInfo,
     check_backend,
+    check_ranks,
     describe_impl,
     load_weights,
     open_model,
 )
-from leadframe.platform.backend import Backend, KVSpec
+from leadframe.platform.backend import Array, Backend, KVSpec
 from leadframe.platform.capabilities import OpSpec
 from leadframe.platform.info import Limits, PlatformKind
 from leadframe.platform.op_table import OpTable, build_op_table
@@ -95,25 +97,42 @@ def build_parts(
             checkpoint = open_model(
                 config.model, impl=config.model_impl, max_model_len=config.max_model_len
             )
+        check_ranks(checkpoint.model, config.device.tensor_parallel_size)
+        limits = _limits(selection, config, checkpoint)
         if backend is None:
             assert selection is not None
-            backend = _create(selection, config, checkpoint)
+            backend = create_backend(selection, config.device.options, limits)
     try:
+        _check_device(backend, config, checkpoint)
+        is_shared = limits.tensor_parallel_size > 1 and backend.caps.rank_processes
+        if is_shared and selection is not None:
+            with ledger.phase("import"):
+                backend = start_ranks(backend, config, selection, limits)
         return _assemble(config, ledger, selection, backend, checkpoint, progress)
     except BaseException:
         backend.close()
         raise
 
 
-def _create(selection: Selection, config: EngineConfig, checkpoint: Checkpoint) -> Backend:
-    limits = Limits(
+def _limits(selection: Selection | None, config: EngineConfig, checkpoint: Checkpoint) -> Limits:
+    ranks = config.device.tensor_parallel_size
+    return Limits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.max_model_len or checkpoint.model.info.max_position_embeddings,
         memory_fraction=memory_fraction(config, _kind(selection)),
-        tensor_parallel_size=config.device.tensor_parallel_size,
+        tensor_parallel_size=ranks,
+        rendezvous=rendezvous_path() if ranks > 1 else "",
     )
-    return create_backend(selection, config.device.options, limits)
+
+
+def _check_device(backend: Backend, config: EngineConfig, checkpoint: Checkpoint) -> None:
+    ranks, most = config.device.tensor_parallel_size, backend.caps.tensor_parallel
+    check_backend(checkpoint, backend.caps.family, ranks)
+    if ranks > most:
+        raise ConfigError(
+            f"--tensor-parallel-size is {ranks}, and this device takes at most {most}; lower it"
+        )
 
 
 def _kind(selection: Selection | None) -> PlatformKind:
@@ -129,28 +148,16 @@ def _assemble(
     progress: Progress | None,
 ) -> EngineParts:
     info = checkpoint.model.info
-    ranks, most = config.device.tensor_parallel_size, backend.caps.tensor_parallel
-    check_backend(checkpoint, backend.caps.family, ranks)
-    if ranks > most:
-        raise ConfigError(
-            f"--tensor-parallel-size is {ranks}, and this device takes at most {most}; lower it"
-        )
     dtype = choose_dtype(config.dtype, backend, checkpoint)
     with ledger.phase("load") as phase:
         tokenizer = load_tokenizer(checkpoint.tokenizer_path)
-        weights = load_weights(backend, checkpoint, dtype, progress)
+        weights = _load(backend, checkpoint, dtype, progress)
         phase.bytes = checkpoint.total_bytes
         phase.note = f"{dtype}, {checkpoint.name}, {describe_impl(checkpoint)}"
+        if config.device.tensor_parallel_size > 1:
+            phase.note += f", shared by {config.device.tensor_parallel_size} ranks"
     kv_spec = make_kv_spec(config, backend, info, dtype)
-    kernels = selection.kernels() if selection is not None else ()
-    ops = build_op_table(
-        backend,
-        op_specs(info, kv_spec, dtype),
-        kernels=kernels,
-        order=config.device.op_order,
-        fallback=config.device.op_fallback,
-        platform=selection.plugin.name if selection is not None else "backend",
-    )
+    ops = resolve_ops(config, backend, selection, info, kv_spec, dtype)
     runner = ModelRunner(backend, checkpoint.model, weights, ops)
     plan = size_kv_cache(config, runner, kv_spec, info, ledger, _kind(selection))
     kv = KVCacheManager(
@@ -175,6 +182,38 @@ def _assemble(
         kv_plan=plan,
         device_summary=_summary(selection, backend),
         device_note="" if selection is None else selection.note,
+    )
+
+
+def _load(
+    backend: Backend, checkpoint: Checkpoint, dtype: str, progress: Progress | None
+) -> Mapping[str, Array]:
+    if isinstance(backend, RankedBackend):
+        return backend.load(lambda: load_weights(backend, checkpoint, dtype, progress))
+    return load_weights(backend, checkpoint, dtype, progress)
+
+
+def resolve_ops(
+    config: EngineConfig,
+    backend: Backend,
+    selection: Selection | None,
+    info: ModelInfo,
+    kv_spec: KVSpec,
+    dtype: str,
+) -> OpTable:
+    """Chooses who serves each op of a model.
+
+    Raises:
+      Unsupported: nothing serves one.
+      ConfigError: `--op` names an op or an implementation that does not exist.
+    """
+    return build_op_table(
+        backend,
+        op_specs(info, kv_spec, dtype),
+        kernels=selection.kernels() if selection is not None else (),
+        order=config.device.op_order,
+        fallback=config.device.op_fallback,
+        platform=selection.plugin.name if selection is not None else "backend",
     )
 
 

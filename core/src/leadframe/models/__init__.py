@@ -5,6 +5,7 @@ from leadframe.models.info import GenerationDefaults, ModelInfo, Parameter
 from leadframe.models.loading import load_weights
 from leadframe.models.model import Model
 from leadframe.models.open_model import check_backend, describe_impl, open_model
+from leadframe.models.ranks import check_ranks
 from leadframe.models.sources import StoredWeight
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Parameter",
     "StoredWeight",
     "check_backend",
+    "check_ranks",
     "describe_impl",
     "load_weights",
     "open_checkpoint",

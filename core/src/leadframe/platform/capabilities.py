@@ -71,6 +71,10 @@ class Capabilities:
       batch_invariant: a sequence's result does not depend on the others in its batch.
       max_graphs: most compiled steps that may live at once; None means no limit.
       tensor_parallel: the largest `tensor_parallel_size`.
+      rank_processes: this backend serves one device of a tensor-parallel group: the core starts a
+        process with a backend of its own for each, `Limits.rank` says which one a backend is, and
+        they meet in `Limits.rendezvous` when an op first needs the others. False: one backend
+        drives all of them.
       plain_weights: `upload` returns the same plain array for every role, so that a tied weight
         can be stored once. False where the "linear" role packs.
       simulated: numbers of this backend say nothing about silicon (interpreters, simulators);
@@ -90,6 +94,7 @@ class Capabilities:
     batch_invariant: bool = False
     max_graphs: int | None = None
     tensor_parallel: int = 1
+    rank_processes: bool = False
     plain_weights: bool = False
     simulated: Literal["", "interpreter", "simulated"] = ""
     why_not: Callable[[OpSpec], str | None] = field(default=_no_objection, compare=False)

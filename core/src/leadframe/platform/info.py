@@ -76,6 +76,10 @@ class Limits:
       max_model_len: tokens in the longest sequence; None while it is not known.
       memory_fraction: share of the device's memory that the engine may use, (0, 1].
       tensor_parallel_size: devices that share one model.
+      rank: which of them this backend serves, counted from the device that was chosen; for
+        backends with `Capabilities.rank_processes`.
+      rendezvous: a directory of this user alone, through which the backends of a group find each
+        other; empty for one device.
     """
 
     max_num_seqs: int = 256
@@ -83,6 +87,8 @@ class Limits:
     max_model_len: int | None = None
     memory_fraction: float = 0.9
     tensor_parallel_size: int = 1
+    rank: int = 0
+    rendezvous: str = ""
 
 
 @dataclass(frozen=True, slots=True)
