@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from leadframe.errors import Unsupported
+from leadframe.errors import ConfigError, Unsupported
 from leadframe.platform.backend import (
     KV,
     Array,
@@ -26,7 +26,14 @@ from leadframe.platform.backend import (
 from leadframe.platform.batch import Bucket
 from leadframe.platform.host_memory import host_memory
 from leadframe.platform.info import Limits, MemoryInfo
-from leadframe_torch import AcceleratorLayer, CompileMode, DeviceLayer, Holdings, ModuleGraphs
+from leadframe_torch import (
+    AcceleratorLayer,
+    CompileMode,
+    DeviceLayer,
+    Holdings,
+    ModuleGraphs,
+    Rank,
+)
 from leadframe_torch.backend import TorchBackend
 from leadframe_torch.dtypes import from_host, to_host, torch_dtype
 from leadframe_torch.graphs import GraphFactory
@@ -42,6 +49,7 @@ from leadframe_triton.upload import PinnedUploader
 _LEAST_SPLIT_TOKENS: Final = 512
 _MOST_FIXED_SPLITS: Final = 16
 _DEFAULT_MODEL_LEN: Final = 32768
+_MOST_INTERPRETED_RANKS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +70,22 @@ class Settings:
 
 
 class InterpreterLayer:
-    """The host, for kernels that Triton interprets."""
+    """The host, for kernels that Triton interprets.
 
-    def __init__(self) -> None:
+    Args:
+      shared_by: ranks that share the host; each gets its part.
+    """
+
+    def __init__(self, shared_by: int = 1) -> None:
+        self._shared_by = shared_by
         self.device = torch.device("cpu")
         self.graphs: GraphFactory | None = None
 
     def memory(self, held: Holdings) -> MemoryInfo:
         """Reads the memory that this process may use."""
         total, free = host_memory()
-        return MemoryInfo(total, free, held.current, held.peak)
+        ranks = self._shared_by
+        return MemoryInfo(total // ranks, free // ranks, held.current, held.peak)
 
     def synchronize(self) -> None:
         """Returns at once: host work is done when its call returns."""
@@ -88,9 +102,18 @@ class TritonBackend(TorchBackend):
       arch: its architecture; decides tiles, dtypes and what is claimed.
       settings: what the user chose.
       limits: what the engine will ask.
+
+    Raises:
+      ConfigError: the settings exclude each other.
     """
 
     def __init__(self, layer: DeviceLayer, arch: Arch, settings: Settings, limits: Limits) -> None:
+        rank = Rank.of(limits)
+        if settings.batch_invariant and rank.count > 1:
+            raise ConfigError(
+                f"--tensor-parallel-size is {rank.count} with -o batch_invariant=on: how ranks add "
+                "up depends on the batch; leave out one of the two"
+            )
         self.arch, self._settings = arch, settings
         self.launches = LaunchContext(
             arch,
@@ -105,7 +128,9 @@ class TritonBackend(TorchBackend):
             batch_invariant=settings.batch_invariant,
             graph=_graph_kind(layer, arch, settings),
         )
-        super().__init__(layer, caps, compile_mode=settings.compile)
+        most = _most_ranks(layer.device, rank)
+        caps = replace(caps, tensor_parallel=most, rank_processes=True)
+        super().__init__(layer, caps, compile_mode=settings.compile, rank=rank)
 
     def extra_ops(self) -> Mapping[str, Callable[..., Any]]:
         """The Triton kernels."""
@@ -216,18 +241,21 @@ def fixed_split_tokens(limits: Limits) -> int:
 
 
 def device_backend(index: int, settings: Settings, limits: Limits) -> TritonBackend:
-    """Builds the backend of a GPU. torch names HIP devices "cuda" as well.
+    """Builds the backend of a GPU, or of the one that a rank counts from there.
+
+    torch names HIP devices "cuda" as well.
 
     The architecture is torch's word, not the driver's: the two may number devices differently.
     """
-    device = torch.device("cuda", index)
+    device = torch.device("cuda", index + limits.rank)
     graphs = ModuleGraphs(device, "CUDAGraph") if settings.graphs else None
     return TritonBackend(AcceleratorLayer(device, graphs), _arch(device), settings, limits)
 
 
 def interpreter_backend(settings: Settings, limits: Limits) -> TritonBackend:
     """Builds a backend that interprets the kernels on the host."""
-    return TritonBackend(InterpreterLayer(), INTERPRETER, settings, limits)
+    layer = InterpreterLayer(shared_by=limits.tensor_parallel_size)
+    return TritonBackend(layer, INTERPRETER, settings, limits)
 
 
 def _arch(device: torch.device) -> Arch:
@@ -235,6 +263,14 @@ def _arch(device: torch.device) -> Arch:
     if torch.version.hip is not None:
         return arch_named(properties.gcnArchName)
     return arch_named(f"sm_{properties.major}{properties.minor}")
+
+
+def _most_ranks(device: torch.device, rank: Rank) -> int:
+    """How many ranks there may be: the GPUs from the first rank's on."""
+    if device.type == "cpu":
+        return _MOST_INTERPRETED_RANKS
+    first = (device.index or 0) - rank.index
+    return int(torch.get_device_module(device).device_count()) - first
 
 
 def _num_cores(device: torch.device) -> int:

@@ -164,18 +164,24 @@ class GpuPlugin:
         settings = Settings(**options)
         if device.arch == INTERPRETER.name:
             return interpreter_backend(settings, limits)
-        self._check_visible(device)
+        self._check_visible(device, limits.tensor_parallel_size)
         return device_backend(device.index, settings, limits)
 
-    def _check_visible(self, device: Device) -> None:
+    def _check_visible(self, device: Device, ranks: int) -> None:
         """The driver's devices need not all be torch's, for a reason that only torch knows."""
         import torch
 
-        if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        first = f"{self._info.name}:{device.index}"
+        if not torch.cuda.is_available() or device.index >= count:
             raise DeviceNotFound(
-                f"{self._info.name}:{device.index} ({device.name}) is present, but torch "
-                f"{torch.__version__} cannot use it: it sees {torch.cuda.device_count()} devices; "
-                f"check the driver's version, or {self._build.remedy}"
+                f"{first} ({device.name}) is present, but torch {torch.__version__} cannot use it: "
+                f"it sees {count} devices; check the driver's version, or {self._build.remedy}"
+            )
+        if device.index + ranks > count:
+            raise DeviceNotFound(
+                f"--tensor-parallel-size is {ranks}; from {first} on there are "
+                f"{count - device.index} of {count} devices; lower it or choose another device"
             )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from leadframe.config import EngineConfig
 from leadframe.engine.core import Engine
 from leadframe.engine.outputs import EngineHealth, RequestOutput
-from leadframe.errors import EngineDead, LeadframeError
+from leadframe.errors import DeviceLost, EngineDead, LeadframeError
 from leadframe.sampling_params import SamplingParams
 
 _STALL_SECONDS = 60.0
@@ -113,6 +113,7 @@ class AsyncEngine:
         self._death: BaseException | None = None
         self._stopping = False
         self._last_progress = time.monotonic()
+        engine.on_device_lost(self._note_loss)
         self._thread = threading.Thread(target=self._run, name="leadframe-engine", daemon=True)
         self._thread.start()
 
@@ -296,6 +297,15 @@ class AsyncEngine:
 
     def _post(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
+
+    def _note_loss(self, loss: DeviceLost) -> None:
+        """Wakes the engine's thread, which may wait for commands, so that it ends."""
+
+        def fail() -> None:
+            if self._death is None:
+                raise loss
+
+        self._post(fail)
 
     def _abort(self, request_id: str) -> None:
         output = self.engine.abort(request_id)

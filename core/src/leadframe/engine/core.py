@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leadframe.config import EngineConfig
 from leadframe.engine.admission import RequestLimits, build_request
 from leadframe.engine.output_processor import OutputProcessor, make_output
 from leadframe.engine.outputs import RequestOutput, TokenLogprobs
-from leadframe.errors import DeviceOOM, EngineDead, QueueFull
+from leadframe.engine.ranks import RankedBackend
+from leadframe.errors import DeviceLost, DeviceOOM, EngineDead, QueueFull
 from leadframe.request import FinishReason, Request
 from leadframe.runner.result import StepResult
 from leadframe.sampling_params import SamplingParams
@@ -166,6 +167,15 @@ class Engine:
     def check(self) -> None:
         """Recomputes the invariants of scheduler and block pool; for tests and idle audits."""
         self._scheduler.check()
+
+    def on_device_lost(self, callback: Callable[[DeviceLost], None]) -> None:
+        """Has a function called, from another thread, when one of several ranks is gone.
+
+        A step finds out by itself; an idle engine takes none.
+        """
+        backend = self.parts.backend
+        if isinstance(backend, RankedBackend):
+            backend.group.on_lost = callback
 
     def close(self) -> None:
         """Frees the device; calling it twice is harmless."""

@@ -59,12 +59,14 @@ class KVPlan:
       max_model_len: longest sequence to serve.
       budget_bytes: device memory that the engine may use in all.
       peak_bytes: what weights and the measured step used of it.
+      ranks: devices that share the model; every number of bytes is over all of them.
     """
 
     capacity: KVCapacity
     max_model_len: int
     budget_bytes: int
     peak_bytes: int
+    ranks: int = 1
 
     @property
     def num_blocks(self) -> int:
@@ -74,7 +76,7 @@ class KVPlan:
     @property
     def line(self) -> str:
         """The capacity line."""
-        return self.capacity.line(self.max_model_len)
+        return self.capacity.line(self.max_model_len, self.ranks)
 
 
 class KVSizer:
@@ -183,7 +185,8 @@ class KVSizer:
     def _plan(self, available: int, peak: int) -> KVPlan:
         capacity = capacity_of(available, self._spec.block_size, self._block_bytes)
         length = fit_max_model_len(capacity, self._config.max_model_len, self._limit)
-        return KVPlan(self._useful(capacity, length), length, self._budget, peak)
+        ranks = self._config.device.tensor_parallel_size
+        return KVPlan(self._useful(capacity, length), length, self._budget, peak, ranks)
 
     def _useful(self, capacity: KVCapacity, length: int) -> KVCapacity:
         """Drops blocks that no schedule could use: every row at its longest, twice over.

@@ -64,12 +64,18 @@ class KVCapacity:
         """Returns how many requests of `max_model_len` tokens fit at once."""
         return self.num_usable_blocks / blocks_for(max_model_len, self.block_size)
 
-    def line(self, max_model_len: int) -> str:
-        """Returns the capacity line, the one that operators search the log for."""
+    def line(self, max_model_len: int, ranks: int = 1) -> str:
+        """Returns the capacity line, the one that operators search the log for.
+
+        Args:
+          max_model_len: longest sequence served.
+          ranks: devices that the bytes are spread over; they are counted over all of them.
+        """
+        over = f" over {ranks} ranks" if ranks > 1 else ""
         return (
             f"KV cache: {self.num_usable_blocks:,} blocks × {self.block_size:,} tokens = "
-            f"{self.num_tokens:,} tokens ({format_gib(self.usable_bytes)}); maximum concurrency "
-            f"for {max_model_len:,} tokens per request: {self.max_concurrency(max_model_len):.2f}x"
+            f"{self.num_tokens:,} tokens ({format_gib(self.usable_bytes)}{over}); maximum "
+            f"concurrency for {max_model_len:,} tokens per request: {self.max_concurrency(max_model_len):.2f}x"
         )
 
 

@@ -74,7 +74,7 @@ class RankedStep:
 
     def close(self) -> None:
         """Frees the step on every rank."""
-        self._group.send("close_step", {"step": self._key})
+        self._group.tell("close_step", {"step": self._key})
         self._step.close()
 
 
@@ -173,7 +173,7 @@ class RankedBackend:
         return own
 
     def _undo(self, error: DeviceOOM) -> DeviceOOM:
-        self.group.send("kv_free")
+        self.group.tell("kv_free")
         count = self.group.count
         return DeviceOOM(count * error.requested, count * error.free, error.phase)
 
@@ -183,7 +183,7 @@ class RankedBackend:
 
     def kv_free(self, kv_d: KV) -> None:
         """Frees the KV cache of every rank."""
-        self.group.send("kv_free")
+        self.group.tell("kv_free")
         self._layers = []
         self._backend.kv_free(kv_d)
 

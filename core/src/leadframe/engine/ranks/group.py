@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from leadframe.engine.ranks.wire import Arrays, Channel, Message, read_error
@@ -139,6 +139,11 @@ class RankGroup:
         """
         for peer in self._peers:
             self._send_to(peer, op, fields, arrays)
+
+    def tell(self, op: str, fields: Mapping[str, Any] | None = None) -> None:
+        """Like `send`, for what does not matter to a worker that is gone: freeing things."""
+        with suppress(DeviceLost):
+            self.send(op, fields)
 
     def send_each(self, op: str, each: Callable[[int], tuple[Mapping[str, Any], Arrays]]) -> None:
         """Like `send`, with fields and arrays for each rank."""
