@@ -72,10 +72,11 @@ class KVCapacity:
           ranks: devices that the bytes are spread over; they are counted over all of them.
         """
         over = f" over {ranks} ranks" if ranks > 1 else ""
+        concurrency = self.max_concurrency(max_model_len)
         return (
             f"KV cache: {self.num_usable_blocks:,} blocks × {self.block_size:,} tokens = "
             f"{self.num_tokens:,} tokens ({format_gib(self.usable_bytes)}{over}); maximum "
-            f"concurrency for {max_model_len:,} tokens per request: {self.max_concurrency(max_model_len):.2f}x"
+            f"concurrency for {max_model_len:,} tokens per request: {concurrency:.2f}x"
         )
 
 
