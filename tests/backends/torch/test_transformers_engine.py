@@ -1,11 +1,17 @@
 """Architectures without a native file through the engine, against Transformers' `generate`."""
 
+import gc
+
 import pytest
 import torch
 import transformers
 
 from leadframe import LLM, SamplingParams
+from leadframe.cli.main import main
+from leadframe.engine import Engine
 from leadframe.errors import CheckpointError, ConfigError, RequestError, UnsupportedModel
+from leadframe.llm import engine_config
+from leadframe_cpu.backend import CpuBackend
 
 VOCAB = 320
 COMMON = {
@@ -153,6 +159,27 @@ def test_what_cannot_be_is_refused_with_the_reason(saved, settings, words):
         LLM(str(path), **(SMALL | settings))
     missing = [word for word in words if word not in str(caught.value)]
     assert not missing, str(caught.value)
+
+
+def test_the_command_line_says_so_too(saved, capsys):
+    path, _ = saved("olmo2")
+    command = ["generate", str(path), "--prompt", "a", "--max-tokens", "2"]
+    assert main([*command, "--device", "reference", "--model-impl", "transformers"]) == 3
+    error = capsys.readouterr().err
+    assert "\nleadframe: --model-impl is transformers; that needs a backend whose" in error
+    assert main([*command, "--device", "cpu", "--kv-cache-memory-bytes", "100000"]) == 0
+
+
+def test_closing_frees_the_weights(saved):
+    path, _ = saved("olmo2")
+    backend = CpuBackend(threads=1, native="off")
+    config = engine_config(str(path), **(SMALL | {"options": {}}))
+    llm = LLM.from_engine(Engine.from_config(config, backend=backend))
+    llm.generate([PROMPTS[0]], GREEDY)
+    assert backend.held.current > 100_000
+    llm.close()
+    gc.collect()
+    assert backend.held.current == 0
 
 
 def test_a_damaged_weight_file_is_an_error_before_anything_is_built(saved, tmp_path):

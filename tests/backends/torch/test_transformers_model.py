@@ -38,6 +38,7 @@ def _configs():
         "gemma2": t.Gemma2Config(**GROUPED, head_dim=8, sliding_window=6),
         "gpt_neox": t.GPTNeoXConfig(**COMMON),
         "gpt2": t.GPT2Config(**COMMON),
+        "opt": t.OPTConfig(**COMMON, ffn_dim=48, word_embed_proj_dim=32),
         "stablelm": t.StableLmConfig(**GROUPED),
         "olmoe": t.OlmoeConfig(**GROUPED, num_experts=4, num_experts_per_tok=2),
         "granite": t.GraniteConfig(**GROUPED, logits_scaling=3.0, residual_multiplier=0.5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -25,6 +26,11 @@ class GivenHidden(nn.Module):
     """
 
     hidden: Tensor
+
+    @property
+    def decoder(self) -> GivenHidden:
+        """Itself: some heads call a part of the base model."""
+        return self
 
     def forward(self, *args: Any, **kwargs: Any) -> HeadInput:
         """Returns the hidden states that were set before."""
@@ -109,12 +115,17 @@ class OpLinear(nn.Module):
 def replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
     """Replaces every plain linear layer; subclasses may do something else and stay.
 
-    A layer that stands in two places is made once.
+    Each is let go before the next one is made, except those that stand in several places.
     """
-    made: dict[nn.Module, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                if child not in made:
-                    made[child] = make(child)
-                setattr(parent, name, made[child])
+    parents = [module for module in model.modules() if type(module) is not nn.Linear]
+    places = Counter(id(child) for parent in parents for child in parent._modules.values())
+    shared: dict[int, tuple[nn.Module, nn.Module]] = {}
+    for parent in parents:
+        for name in list(parent._modules):
+            child = parent._modules[name]
+            if type(child) is not nn.Linear:
+                continue
+            made = shared[id(child)][1] if id(child) in shared else make(child)
+            if places[id(child)] > 1:
+                shared[id(child)] = child, made  # while it lives, its id is its own
+            setattr(parent, name, made)
