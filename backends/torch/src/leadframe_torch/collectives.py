@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,12 +39,13 @@ class Collectives:
 
     def __init__(self, rank: Rank, device: torch.device) -> None:
         self._rank, self._device = rank, device
+        self._group: Any = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum of x over the ranks."""
         total = x.clone(memory_format=torch.contiguous_format)
         with self._lost_peers():
-            self._group.allreduce([total]).wait()
+            self._connected().allreduce([total]).wait()
         return total
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Collectives:
         count, rows = self._rank.count, x.reshape(-1, x.shape[-1]).contiguous()
         joined = rows.new_empty((count * rows.shape[0], rows.shape[1]))
         with self._lost_peers():
-            self._group._allgather_base(joined, rows).wait()
+            self._connected()._allgather_base(joined, rows).wait()
         whole = joined.view(count, *x.shape).movedim(0, -2)
         return whole.reshape(*x.shape[:-1], count * x.shape[-1])
 
@@ -77,11 +77,14 @@ class Collectives:
 
     def close(self) -> None:
         """Leaves the group, so that ranks which still wait for this one fail."""
-        if "_group" in self.__dict__:
-            del self._group
+        self._group = None
 
-    @cached_property
-    def _group(self) -> Any:
+    def _connected(self) -> Any:
+        if self._group is None:
+            self._group = self._connect()
+        return self._group
+
+    def _connect(self) -> Any:
         count, index = self._rank.count, self._rank.index
         distributed: Any = torch.distributed
         store = distributed.FileStore(str(Path(self._rank.rendezvous, _FILE)), count)
@@ -91,8 +94,7 @@ class Collectives:
         if name == "gloo":
             options._devices = [library.create_device(hostname=_LOOPBACK)]
         options._timeout = _TIMEOUT
-        with self._lost_peers():
-            return library(store, index, count, options)
+        return library(store, index, count, options)
 
     def _lost_peers(self) -> _LostPeers:
         return _LostPeers(self._rank)
