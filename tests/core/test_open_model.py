@@ -106,6 +106,16 @@ def test_what_no_model_may_have_is_refused_before_the_library_is_asked(foreign, 
         open_model(foreign(**changes), points=[point])
 
 
+def test_weights_of_other_element_types_are_refused(foreign):
+    path = foreign()
+    entry = {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}
+    header = json.dumps({"w": entry}).encode()
+    data = len(header).to_bytes(8, "little") + header + b"\0\0"
+    (path / "model.safetensors").write_bytes(data)
+    with pytest.raises(UnsupportedModel, match="F8_E4M3"):
+        open_model(path, points=[POINT])
+
+
 def test_pickled_weights_are_refused(foreign):
     path = foreign()
     (path / "model.safetensors").rename(path / "pytorch_model.bin")

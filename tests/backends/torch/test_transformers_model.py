@@ -12,8 +12,9 @@ from leadframe.errors import CheckpointError, UnsupportedModel
 from leadframe.platform import KVLayerSpec, KVSpec, build_op_table, unpack
 from leadframe_cpu.backend import CpuBackend
 from leadframe_torch.transformers_attention import Probe, ProbeMask, Step, attention
-from leadframe_torch.transformers_layers import ATTRIBUTE, InProgress
+from leadframe_torch.transformers_layers import ATTRIBUTE, InProgress, OpLinear
 from leadframe_torch.transformers_model import TransformersModel
+from leadframe_torch.transformers_weights import WeightMover
 
 transformers = pytest.importorskip("transformers")
 
@@ -40,6 +41,8 @@ def _configs():
         "gpt2": t.GPT2Config(**COMMON),
         "opt": t.OPTConfig(**COMMON, ffn_dim=48, word_embed_proj_dim=32),
         "stablelm": t.StableLmConfig(**GROUPED),
+        # its router reads the type of a linear layer's weight
+        "hunyuan_v1_moe": t.HunYuanMoEV1Config(**GROUPED, head_dim=8, num_experts=4, moe_topk=2),
         "olmoe": t.OlmoeConfig(**GROUPED, num_experts=4, num_experts_per_tok=2),
         "granite": t.GraniteConfig(**GROUPED, logits_scaling=3.0, residual_multiplier=0.5),
         "cohere": t.CohereConfig(**GROUPED, logit_scale=0.2),
@@ -165,6 +168,10 @@ def _chunked(batch, head, query, key):
     return (key <= query) & (key // 3 == query // 3)
 
 
+def _chunked_late(batch, head, query, key):
+    return (key <= query) & (key // 15 == query // 15)
+
+
 def _ask(sees=_causal, running=None, is_causal=True, **asked):
     current, layer = InProgress(), FakeLayer()
     layer.is_causal = is_causal
@@ -194,6 +201,7 @@ def test_a_mask_must_be_what_the_layer_asked_for():
         (_causal, {"sliding_window": 3}),
         (_chunked, {}),
         (_chunked, {"sliding_window": 3}),
+        (_chunked_late, {}),
         (None, {}),
     ]:
         with pytest.raises(UnsupportedModel, match="mask"):
@@ -227,6 +235,22 @@ def test_a_model_that_would_be_served_wrongly_is_refused(tmp_path, reason):
     _refused()[reason].save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=reason):
         TransformersModel(tmp_path)
+
+
+def test_layers_that_are_special_stay_what_they_are(backend):
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = self.two = torch.nn.Linear(4, 4)
+            self.kept = torch.nn.Linear(4, 4)
+            self.other = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+
+    model = Twice()
+    WeightMover(backend, "float32", None).move(model, InProgress(), op_linears=True)
+    assert isinstance(model.one, OpLinear)
+    assert model.one is model.two is not model.kept
+    assert type(model.other) is torch.nn.Linear  # in another type, which it converts to itself
+    assert model.other.weight.dtype == torch.bfloat16
 
 
 def test_weights_must_be_those_of_the_config(backend, saved):
