@@ -35,6 +35,8 @@ from leadframe.platform.info import Limits
 from leadframe.platform.selection import create_backend, select_device
 from leadframe.runner.step import build_step
 
+logger = logging.getLogger(__name__)
+
 _LEAVE_SECONDS: Final = 5.0
 """How long a call may still take once rank 0 is gone: it may wait for rank 0 for ever."""
 
@@ -165,7 +167,7 @@ def serve(channel: Channel) -> int:
     """Follows rank 0 until it is gone.
 
     Returns:
-      The exit status: 0 when rank 0 left.
+      The exit status: 0 when rank 0 left, 1 when this rank failed.
     """
     inbox = Inbox(channel)
     worker: Worker | None = None
@@ -179,17 +181,18 @@ def serve(channel: Channel) -> int:
             except Exception as error:
                 channel.send("error", error_fields(error))
                 if not (isinstance(error, DeviceOOM) and message.op == "kv_alloc"):
-                    logging.getLogger(__name__).debug("%s failed", message.op, exc_info=True)
+                    logger.debug("%s failed", message.op, exc_info=True)
                     return 1
-            else:
-                if reply is not None:
-                    channel.send("done", *reply)
-        inbox.done()
+                continue
+            if reply is not None:
+                channel.send("done", *reply)
         if worker is not None:
             worker.close()
         return 0
     except OSError:  # rank 0 went while it was being told something
         return 1
+    finally:
+        inbox.done()
 
 
 def _create(message: Message) -> tuple[Worker, Reply]:

@@ -1,0 +1,200 @@
+"""One model shared by processes on the host: the same answers, and no process left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from leadframe import LLM, SamplingParams
+from leadframe.engine import AsyncEngine, Engine
+from leadframe.engine.ranks import start
+from leadframe.errors import ConfigError, DeviceLost, ModelNotFound
+from leadframe.llm import engine_config
+
+SMALL = {
+    "device": "cpu",
+    "options": {"threads": "1"},
+    "block_size": 16,
+    "num_blocks_override": 64,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+}
+SHARED = list(range(40, 76))
+PROMPTS = [[*SHARED, 1, 2], [*SHARED, 9], [5, 6, 7], [*SHARED, 4, 4], list(range(90, 120))]
+ASKED = [
+    SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=3),
+    SamplingParams(temperature=0.9, top_p=0.9, top_k=20, seed=7, max_tokens=20, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, prompt_logprobs=2),
+    SamplingParams(temperature=0.8, seed=1, repetition_penalty=1.2, max_tokens=20, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=0),
+]
+
+
+def two_ranks(path: Path, **settings) -> dict:
+    return {"model": str(path), "tensor_parallel_size": 2, **SMALL, **settings}
+
+
+def workers(llm: LLM) -> list[int]:
+    return [peer.process.pid for peer in llm.engine.parts.backend.group._peers]
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that waits for its parent to look does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def children(parent: int) -> list[int]:
+    """The processes that one started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def wait_until_gone(pids: list[int], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while any(map(is_there, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if is_there(pid)]
+
+
+def assert_same(found, want) -> None:
+    for one, other in zip(found, want, strict=True):
+        assert one.token_ids == other.token_ids
+        for name in ("logprobs", "prompt_logprobs"):
+            mine, theirs = getattr(one, name) or [], getattr(other, name) or []
+            for a, b in zip(mine, theirs, strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+
+
+def test_two_ranks_answer_as_one_device(tiny_model, tiny_llm) -> None:
+    """Chunks, shared prefixes, preemption and sampling, with the KV heads cut in two."""
+    with LLM(str(tiny_model), **SMALL, enable_prefix_caching=False) as alone:
+        want = [alone.generate([p], a)[0] for p, a in zip(PROMPTS, ASKED, strict=True)]
+        line = alone.engine.capacity_line
+    settings = two_ranks(tiny_model, num_blocks_override=11, max_num_batched_tokens=24)
+    del settings["model"]
+    with tiny_llm(**settings, max_model_len=64) as llm:
+        assert_same(llm.generate(PROMPTS, ASKED), want)
+        assert llm.engine.metrics.preemptions.value > 0
+        assert llm.engine.parts.scheduler.kv.prefix_hits > 0
+        assert "over 2 ranks" in llm.engine.capacity_line
+        assert "over" not in line
+        check_blocks(llm.engine)
+        pids = workers(llm)
+        rendezvous = llm.engine.parts.backend.group._rendezvous
+        assert os.stat(rendezvous).st_mode & 0o077 == 0, "only for this user"
+        assert all(map(is_there, pids))
+    wait_until_gone(pids, 0.0)
+    assert not Path(rendezvous).exists()
+
+
+def check_blocks(engine: Engine) -> None:
+    """What is written to all heads of some blocks, each rank holding its own, is read again."""
+    backend, runner = engine.parts.backend, engine.parts.runner
+    data = np.random.default_rng(0).standard_normal((2, 2, 16, 2, 8)).astype(np.float32)
+    runner._kv[1] = backend.kv_write(runner._kv[1], [3, 5], data)
+    np.testing.assert_array_equal(backend.kv_read(runner._kv[1], [5, 3]), data[::-1])
+    runner.scrub([3])
+    assert not backend.kv_read(runner._kv[1], [3]).any()
+    np.testing.assert_array_equal(backend.kv_read(runner._kv[1], [5]), data[1:])
+
+
+def test_a_rank_that_dies_in_a_step_ends_the_engine(tiny_model) -> None:
+    with LLM(**two_ranks(tiny_model)) as llm:
+        (pid,) = workers(llm)
+
+        def kill(output) -> None:
+            if len(output.token_ids) and is_there(pid):
+                os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(DeviceLost, match=rf"rank 1 \(process {pid}\) was ended by signal 9"):
+            llm.generate(PROMPTS, ASKED[0], on_output=kill)
+        with pytest.raises(DeviceLost, match="rank 1"):
+            llm.generate(PROMPTS)
+    wait_until_gone([pid], 0.0)
+
+
+def test_a_rank_that_dies_while_nothing_runs_ends_the_engine(tiny_model) -> None:
+    async def run() -> None:
+        died = threading.Event()
+        inner = Engine.from_config(engine_config(**two_ranks(tiny_model)))
+        engine = AsyncEngine(inner, on_death=lambda error: died.set())
+        (peer,) = inner.parts.backend.group._peers
+        os.kill(peer.process.pid, signal.SIGKILL)
+        assert await asyncio.to_thread(died.wait, 20)
+        assert "DeviceLost: one of 2 ranks is lost: rank 1" in engine.health().reason
+        await engine.shutdown()
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_cannot_start_says_why(tiny_model, monkeypatch) -> None:
+    fields = start.config_fields
+    elsewhere = "/nowhere/model"
+    monkeypatch.setattr(
+        start, "config_fields", lambda c: fields(dataclasses.replace(c, model=elsewhere))
+    )
+    with pytest.raises(ModelNotFound, match=rf"rank 1 \(process \d+\): .*{elsewhere}"):
+        LLM(**two_ranks(tiny_model))
+
+
+def test_what_cannot_be_shared_is_refused_before_a_process_starts(tiny_model, monkeypatch) -> None:
+    monkeypatch.setattr("leadframe.engine.ranks.group._start", None)
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size is 3, and .* has 320 rows"):
+        LLM(**two_ranks(tiny_model) | {"tensor_parallel_size": 3})
+    with pytest.raises(ConfigError, match="compile=step"):
+        LLM(**two_ranks(tiny_model, options={"compile": "step"}))
+
+
+@pytest.mark.slow
+def test_more_ranks_than_kv_heads_share_them(tiny_model) -> None:
+    with LLM(str(tiny_model), **SMALL) as alone:
+        want = alone.generate(PROMPTS, ASKED)
+    with LLM(**two_ranks(tiny_model) | {"tensor_parallel_size": 4}) as llm:
+        assert_same(llm.generate(PROMPTS, ASKED), want)
+        check_blocks(llm.engine)
+
+
+@pytest.mark.slow
+def test_three_ranks_serve_the_default_model() -> None:
+    prompts = ["The capital of France is", "1, 1, 2, 3, 5, 8,"]
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
+    settings = SMALL | {"num_blocks_override": 32}
+    with LLM(**settings) as alone:
+        want = alone.generate(prompts, greedy)
+    with LLM(tensor_parallel_size=3, **settings) as llm:
+        assert_same(llm.generate(prompts, greedy), want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "sent", "status"),
+    [("server", signal.SIGINT, 0), ("server", signal.SIGKILL, -9), ("rank", signal.SIGKILL, 4)],
+    ids=["ctrl-c", "rank 0 killed", "rank 1 killed"],
+)
+def test_no_process_outlives_a_server(serve, tiny_model, target, sent, status) -> None:
+    command = (
+        str(tiny_model), "--device", "cpu", "--tensor-parallel-size", "2",
+        "--kv-cache-memory-bytes", "1MiB", "-o", "threads=1",
+    )  # fmt: skip
+    with serve(*command) as server:
+        (pid,) = children(server.process.pid)
+        os.kill(server.process.pid if target == "server" else pid, sent)
+        assert server.process.wait(30) == status
+        wait_until_gone([pid])
