@@ -26,6 +26,7 @@ from leadframe.models.info import GenerationDefaults
 from leadframe.models.model import DecoderModel
 from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from leadframe.platform import AttnParams, KVLayerSpec, KVSpec, Limits, MemoryInfo
+from leadframe.platform.batch import StepBatch
 from leadframe.platform.reference.backend import ReferenceBackend
 
 SPEC = KVSpec((KVLayerSpec(2, 8),) * 2, 4)
@@ -58,6 +59,12 @@ def test_an_end_that_is_gone_is_the_end(pair):
     theirs.close()
     with pytest.raises(OSError, match="Broken pipe"):
         ours.send("memory")
+
+
+def test_all_of_a_batch_travels():
+    """`RankedStep.run` sends these; whatever else a batch has would not reach the other ranks."""
+    names = [field.name for field in dataclasses.fields(StepBatch)]
+    assert names == ["bucket", "ints", "floats", "live_tokens", "live_seqs", "max_seq_len"]
 
 
 def test_settings_travel():

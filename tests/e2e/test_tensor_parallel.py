@@ -95,6 +95,7 @@ def test_two_ranks_answer_as_one_device(tiny_model, tiny_llm) -> None:
         assert llm.engine.parts.scheduler.kv.prefix_hits > 0
         assert "over 2 ranks" in llm.engine.capacity_line
         assert "over" not in line
+        assert llm.engine.device_summary.endswith("; 2 ranks)")
         check_blocks(llm.engine)
         pids = workers(llm)
         rendezvous = llm.engine.parts.backend.group._rendezvous

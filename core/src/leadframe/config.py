@@ -167,7 +167,7 @@ class DeviceConfig:
       op_order: `--op OP=NAME,NAME` preferences.
       op_fallback: "device" lets missing ops run as references on the device, "host" also on
         the host.
-      tensor_parallel_size: Devices that share the model.
+      tensor_parallel_size: Devices that share the model, from the chosen one on.
       enforce_eager: Do not compile or capture steps.
     """
 

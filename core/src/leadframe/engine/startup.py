@@ -278,4 +278,5 @@ def op_specs(info: ModelInfo, kv: KVSpec, dtype: str) -> list[OpSpec]:
 def _summary(selection: Selection | None, backend: Backend) -> str:
     if selection is None:
         return backend.caps.family
-    return f"{selection.name} ({selection.device.name})"
+    ranks = f"; {backend.group.count} ranks" if isinstance(backend, RankedBackend) else ""
+    return f"{selection.name} ({selection.device.name}{ranks})"
