@@ -192,8 +192,8 @@ def test_long_bodies_are_parsed_beside_the_event_loop(world, monkeypatch):
     monkeypatch.setattr(CompletionBody, "model_validate_json", spy)
     world.complete("short")
     world.complete([1] * 100_000)
-    assert threads[0] != "leadframe-text"
-    assert threads[1] == "leadframe-text"
+    assert threads[0] != "leadframe-json"
+    assert threads[1] == "leadframe-json"
 
 
 @pytest.mark.parametrize("kind", ["too large", "long text", "long chat", "many ids"])

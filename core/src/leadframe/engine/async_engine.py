@@ -13,9 +13,11 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from leadframe.config import EngineConfig
+from leadframe.engine.constraint_pool import ConstraintPool
 from leadframe.engine.core import Engine
 from leadframe.engine.outputs import EngineHealth, RequestOutput
 from leadframe.errors import DeviceLost, EngineDead, LeadframeError
@@ -39,6 +41,33 @@ def merge(old: RequestOutput | None, new: RequestOutput) -> RequestOutput:
         logprobs=logprobs,
         prompt_logprobs=old.prompt_logprobs or new.prompt_logprobs,
     )
+
+
+def _run_command(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], fn: Callable[[], Any]
+) -> None:
+    """Runs a function in the engine's thread and settles a future of the event loop with it.
+
+    An error refers to the frames that it passed; one of them that kept the future would make a
+    cycle, and a thousand refused requests a long pause of the garbage collector.
+    """
+    try:
+        result = fn()
+    except Exception as error:
+        loop.call_soon_threadsafe(_settle, future, None, error)
+    else:
+        loop.call_soon_threadsafe(_settle, future, result, None)
+    finally:
+        del future
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 class RequestStream:
@@ -107,13 +136,13 @@ class AsyncEngine:
     ) -> None:
         self.engine = engine
         self.on_death = on_death
+        self._constraints = ConstraintPool(engine.grammars)
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._death: BaseException | None = None
         self._stopping = False
         self._last_progress = time.monotonic()
-        engine.on_device_lost(self._note_loss)
         self._thread = threading.Thread(target=self._run, name="leadframe-engine", daemon=True)
         self._thread.start()
 
@@ -212,6 +241,7 @@ class AsyncEngine:
 
         stream = self._streams[request_id] = RequestStream(on_close)
         try:
+            constraint = await self._constraints.constraint(params)
             await self._call(
                 lambda: self.engine.add_request(
                     request_id,
@@ -219,6 +249,7 @@ class AsyncEngine:
                     params,
                     priority=priority,
                     cache_salt=cache_salt,
+                    constraint=constraint,
                 )
             )
         except BaseException:
@@ -259,6 +290,7 @@ class AsyncEngine:
         while self._streams and time.monotonic() < deadline and self._death is None:
             await asyncio.sleep(0.02)
         self._stopping = True
+        self._constraints.close()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join, 10.0)
 
@@ -270,26 +302,13 @@ class AsyncEngine:
             raise EngineDead("the engine is shutting down")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-
-        def settle(result: Any, error: BaseException | None) -> None:
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        def command() -> None:
-            try:
-                result, error = fn(), None
-            except Exception as caught:
-                result, error = None, caught
-            loop.call_soon_threadsafe(settle, result, error)
-
-        self._post(command)
-        # The engine may have died after the first check and never look at its queue again.
-        self._raise_if_dead()
-        return await future
+        self._post(partial(_run_command, loop, future, fn))
+        try:
+            # The engine may have died after the first check and never look at its queue again.
+            self._raise_if_dead()
+            return await future
+        finally:
+            del future  # see `_run_command`
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:

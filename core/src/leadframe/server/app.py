@@ -139,19 +139,22 @@ async def tokenize(services: Services, request: Request) -> Response:
     body = await services.read(request, TokenizeBody)
     services.check_model(body.model)
     if body.prompt is not None:
-        prompt, special = body.prompt, body.add_special_tokens
-        tokenizer = services.engine.tokenizer
-        ids = await services.prompts.run(lambda: tokenizer.encode(prompt, special))
+        ids = await services.prompts.tokens(body.prompt, body.add_special_tokens)
     else:
         ids = (await services.prompts.chat(body)).token_ids
-    reply: dict[str, object] = {
-        "count": len(ids),
-        "max_model_len": services.engine.max_model_len,
-        "tokens": ids,
-    }
-    if body.return_token_strs:
-        reply["token_strs"] = [services.engine.tokenizer.token_text(i) for i in ids]
-    return JsonReply(reply)
+    tokenizer = services.engine.tokenizer
+
+    def reply() -> JsonReply:
+        shown: dict[str, object] = {
+            "count": len(ids),
+            "max_model_len": services.engine.max_model_len,
+            "tokens": ids,
+        }
+        if body.return_token_strs:
+            shown["token_strs"] = [tokenizer.token_text(i) for i in ids]
+        return JsonReply(shown)
+
+    return await services.prompts.run_json(reply)
 
 
 async def detokenize(services: Services, request: Request) -> Response:
@@ -159,14 +162,16 @@ async def detokenize(services: Services, request: Request) -> Response:
     body = await services.read(request, DetokenizeBody)
     services.check_model(body.model)
     width = services.engine.model_info.vocab_size
-    for token in body.tokens:
-        if token >= width:
-            raise HttpError(400, f"token {token} is not in [0, {width})", param="tokens")
     tokenizer = services.engine.tokenizer
-    text = await services.prompts.run(
-        lambda: tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
-    )
-    return JsonReply({"prompt": text})
+
+    def reply() -> JsonReply:
+        for token in body.tokens:
+            if token >= width:
+                raise HttpError(400, f"token {token} is not in [0, {width})", param="tokens")
+        text = tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        return JsonReply({"prompt": text})
+
+    return await services.prompts.run_json(reply)
 
 
 async def health(services: Services, _: Request) -> Response:

@@ -16,6 +16,7 @@ from leadframe.server.prompts import ReadPrompt
 from leadframe.server.replies import HttpError, scrubbed
 
 _FAILED = (FinishReason.ERROR, FinishReason.ABORT)
+_SUBMITTED_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,12 @@ class Batch:
                 cache_salt=job.cache_salt,
             )
 
-        tasks = [asyncio.ensure_future(submit_one(i, job)) for i, job in enumerate(jobs)]
+        tasks: list[asyncio.Task[None]] = []
         try:
+            for index, job in enumerate(jobs):
+                tasks.append(asyncio.ensure_future(submit_one(index, job)))
+                if len(tasks) % _SUBMITTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # a thousand in one turn would hold up the event loop
             await asyncio.gather(*tasks)
         except BaseException:
             for task in tasks:
@@ -107,6 +112,8 @@ class Batch:
             for stream in accepted.values():
                 stream.close()
             raise
+        finally:
+            tasks.clear()  # an error refers to this frame, and the tasks to all their errors
         return cls(jobs, [accepted[index] for index in range(len(jobs))], on_close)
 
     def close(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import logging
+import resource
 import signal
 import socket
 import time
@@ -26,7 +28,12 @@ from leadframe.server.settings import ServerConfig
 logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES: Final = 64 << 10
+_MAX_FILES: Final = 1 << 16
 _TICK_SECONDS = 0.5
+_HEADER_SECONDS = 15.0
+"""How long a client may take to send the headers of a request."""
+_DISCARD_SECONDS = 60.0
+"""How long it may go on with a body that was refused."""
 _KEEP_ALIVE_SECONDS = 65
 """Longer than clients keep idle connections, so that the client closes first and none is lost."""
 _CLOSE_SECONDS = 5.0
@@ -60,15 +67,46 @@ def _bind_error(config: ServerConfig, error: OSError) -> ConfigError:
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 whose refusal of a malformed request has OpenAI's shape too.
+    """HTTP/1.1 that waits for a slow client only so long, and refuses in OpenAI's shape.
 
-    uvicorn's own access log is off: it writes query strings.
+    uvicorn's own access log is off: it writes query strings. Its own timer covers the time between
+    two requests, but not a request whose headers never end, nor a body that nobody reads.
     """
+
+    _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a new connection."""
         super().connection_made(transport)
         self.access_log = False
+        self._patience = self.loop.call_later(_HEADER_SECONDS, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets the connection."""
+        super().connection_lost(exc)
+        self._stop_patience()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes bytes; once a request is complete, its handler decides how long to wait."""
+        super().data_received(data)
+        if self._is_serving():
+            self._stop_patience()
+        elif self._patience is None:
+            is_header = self.conn.their_state is h11.IDLE
+            seconds = _HEADER_SECONDS if is_header else _DISCARD_SECONDS
+            self._patience = self.loop.call_later(seconds, self._give_up)
+
+    def _is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _give_up(self) -> None:
+        if not self._is_serving():
+            self.transport.close()
+
+    def _stop_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def send_400_response(self, msg: str) -> None:
         """Answers a request that is not HTTP, or whose headers are too large."""
@@ -194,6 +232,19 @@ def run(
     Returns:
       The exit status of the process.
     """
+    _allow_connections()
     server = Server(services, on_started)
+    # What start-up made stays for good: a full collection need not look at it, and stop the event
+    # loop and the engine for that long, again and again.
+    gc.collect()
+    gc.freeze()
     server.run(sockets=[sock])
     return server.exit_code
+
+
+def _allow_connections() -> None:
+    """Raises the soft limit of open files, often 1,024: a connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(_MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

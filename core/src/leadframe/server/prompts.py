@@ -33,7 +33,10 @@ class ReadPrompt:
 
 
 class PromptReader:
-    """Tokenises prompts and renders chats in a small pool of threads.
+    """Tokenises prompts and renders chats in threads, so that the event loop stays free.
+
+    Tokenising lets other threads run; reading and writing JSON does not, so that is done by one
+    thread: the event loop then waits for one such piece of work at most.
 
     Args:
       tokenizer: the model's.
@@ -49,13 +52,18 @@ class PromptReader:
         self._max_model_len = max_model_len
         self._max_chars = max_model_len * _longest_token(tokenizer)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="leadframe-text")
+        self._json = ThreadPoolExecutor(1, thread_name_prefix="leadframe-json")
 
     def close(self) -> None:
         """Ends the threads; work that has not begun is dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._json.shutdown(wait=False, cancel_futures=True)
 
-    async def run(self, fn: Callable[[], T]) -> T:
-        """Runs a function in the pool, so that the event loop stays free."""
+    async def run_json(self, fn: Callable[[], T]) -> T:
+        """Runs a function that reads or writes a large body, one at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._json, fn)
+
+    async def _run(self, fn: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, fn)
 
     async def completion(self, prompts: Sequence[Prompt], add_special: bool) -> list[ReadPrompt]:
@@ -71,7 +79,16 @@ class PromptReader:
 
         if sum(map(len, prompts)) <= _INLINE_CHARS:
             return read()
-        return await self.run(read)
+        return await self._run(read)
+
+    async def tokens(self, text: str, add_special: bool) -> list[int]:
+        """Returns the ids of a text, without asking whether a request with them would fit.
+
+        Raises:
+          PromptTooLong: it is longer than anything that the context can hold.
+        """
+        self._check_chars(len(text), "prompt")
+        return await self._run(lambda: self._tokenizer.encode(text, add_special))
 
     async def chat(self, body: ChatBody | TokenizeBody) -> ReadPrompt:
         """Renders a conversation with the chat template.
@@ -89,7 +106,7 @@ class PromptReader:
         def render() -> ReadPrompt:
             return ReadPrompt(self._render(messages, body.add_generation_prompt, kwargs))
 
-        return render() if size <= _INLINE_CHARS else await self.run(render)
+        return render() if size <= _INLINE_CHARS else await self._run(render)
 
     def _read(self, prompt: Prompt, add_special: bool) -> ReadPrompt:
         if isinstance(prompt, str):

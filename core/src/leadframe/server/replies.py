@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1000
 _MAX_LISTED_ERRORS = 5
+_PIECE = 20_000
 _PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]+")
 
 _TYPES = {
@@ -64,7 +65,22 @@ class JsonReply(Response):
 
     def render(self, content: object) -> bytes:
         """Encodes in ASCII: a lone surrogate in an echoed name cannot break it."""
-        return json.dumps(content, separators=(",", ":")).encode("ascii")
+        return _encoded(content).encode("ascii")
+
+
+def _encoded(value: object) -> str:
+    """Encodes JSON, a long list of a reply in pieces: other threads get their turn in between."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(str(name))}:{_encoded(item)}" for name, item in value.items())
+        return "{" + ",".join(pairs) + "}"
+    if isinstance(value, list) and len(value) > _PIECE:
+        pieces = (value[start : start + _PIECE] for start in range(0, len(value), _PIECE))
+        return "[" + ",".join(_dumps(piece)[1:-1] for piece in pieces) + "]"
+    return _dumps(value)
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def bounded(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:

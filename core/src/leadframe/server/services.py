@@ -80,7 +80,7 @@ class Services:
             except ValidationError as error:
                 raise from_validation(error) from None
 
-        return parse() if len(data) <= _INLINE_BYTES else await self.prompts.run(parse)
+        return parse() if len(data) <= _INLINE_BYTES else await self.prompts.run_json(parse)
 
     def check_model(self, name: str | None) -> str:
         """Returns the name that the reply shows.
