@@ -50,6 +50,23 @@ def test_a_compiler_that_fails_is_quoted(fresh, monkeypatch):
     assert not list(fresh.rglob("*.so"))
 
 
+def test_compiling_is_announced_where_nobody_set_up_logging(tmp_path):
+    """The start would seem to hang; the compiler is replaced by one that is fast."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from leadframe_cpu import library\n"
+        "library._run_all = lambda commands: Path(commands[-1][-1]).touch()\n"
+        "library._build('g++', [], Path(sys.argv[1]))\n"
+    )
+    target = tmp_path / "folder" / "kernels.so"
+    argv = [sys.executable, "-c", code, str(target)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert "compiling the CPU kernels for" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert target.exists()
+
+
 def test_a_damaged_cache_is_reported_and_removed(fresh, monkeypatch):
     def damaged(compiler, sources, target):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -164,7 +164,11 @@ def _key(compiler: str, sources: Sequence[Path]) -> str:
 
 def _build(compiler: str, sources: Sequence[Path], target: Path) -> None:
     start = time.perf_counter()
-    logger.info("compiling the CPU kernels for %s; this happens once", cpu_info().name)
+    # A warning, because it is shown where nobody set up logging: the start seems to hang else.
+    logger.warning(
+        "compiling the CPU kernels for %s, at the first start only: some ten seconds of a core",
+        cpu_info().name,
+    )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
