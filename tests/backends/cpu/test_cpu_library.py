@@ -57,7 +57,7 @@ def test_compiling_is_announced_where_nobody_set_up_logging(tmp_path):
         "from pathlib import Path\n"
         "from leadframe_cpu import library\n"
         "library._run_all = lambda commands: Path(commands[-1][-1]).touch()\n"
-        "library._build('g++', [], Path(sys.argv[1]))\n"
+        "library._build('g++', [Path('a.cpp')], Path(sys.argv[1]))\n"
     )
     target = tmp_path / "folder" / "kernels.so"
     argv = [sys.executable, "-c", code, str(target)]
