@@ -7,12 +7,17 @@ penalty has scaled.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from leadframe.request import Request
+
+_ROOM = 16
+"""Edits that fit before the arrays grow."""
 
 
 class LogitEdits:
@@ -30,22 +35,23 @@ class LogitEdits:
         params = request.params
         self._request = request
         self._index: dict[int, int] = {}
-        self._ids = np.zeros(0, np.int32)
-        self._bias = np.zeros(0, np.float32)
-        self._counts = np.zeros(0, np.float32)
-        self._seen = np.zeros(0, bool)
+        self._ids = np.zeros(_ROOM, np.int32)
+        self._scale = np.ones(_ROOM, np.float32)
+        self._add = np.zeros(_ROOM, np.float32)
+        self._counts: Counter[int] = Counter()
         self._num_read = 0
         self._register(params.allowed_token_ids or ())
-        self._num_allowed = len(self._ids)
+        self._num_allowed = len(self._index)
         self._register(params.logit_bias)
-        self._bias[[self._index[t] for t in params.logit_bias]] = list(params.logit_bias.values())
+        self._add[[self._index[t] for t in params.logit_bias]] = list(params.logit_bias.values())
         if params.min_tokens:
             self._register(request.stop_ids)
         self._register(words[-1] for words in params.bad_words_ids)
+        self._may_ban = bool(params.bad_words_ids or (params.min_tokens and request.stop_ids))
         if params.repetition_penalty != 1.0:
             prompt = set(request.prompt_token_ids)
             self._register(prompt)
-            self._seen[[self._index[token] for token in prompt]] = True
+            self._scale[[self._index[token] for token in prompt]] = params.repetition_penalty
 
     @staticmethod
     def are_needed(request: Request) -> bool:
@@ -68,23 +74,20 @@ class LogitEdits:
         self,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Returns ids, scale and add, [A] each, for the next token of the request."""
-        params = self._request.params
         self._read_output()
-        scale = np.where(self._seen, np.float32(params.repetition_penalty), np.float32(1))
-        add = self._bias - np.float32(params.frequency_penalty) * self._counts
-        add -= np.float32(params.presence_penalty) * (self._counts > 0)
+        size = self._num_allowed or len(self._index)  # allowed ids were registered first
+        ids, scale, add = self._ids[:size], self._scale[:size], self._add[:size]
+        if not self._may_ban:
+            return ids, scale, add
         banned = [self._index[token] for token in self._banned()]
+        add = add.copy()
         if self.keep_only:
-            # Allowed ids were registered first.
-            kept = np.arange(len(self._ids)) < self._num_allowed
-            left = kept.copy()
-            left[banned] = False
-            banned = banned if left.any() else []
-        else:
-            kept = (scale != 1) | (add != 0)
-            kept[banned] = True
+            banned = [index for index in banned if index < size]
+            add[banned if len(banned) < size else []] = -np.inf
+            return ids, scale, add
         add[banned] = -np.inf
-        return self._ids[kept], scale[kept], add[kept]
+        kept = (scale != 1) | (add != 0)
+        return ids[kept], scale[kept], add[kept]
 
     def _banned(self) -> set[int]:
         request, params = self._request, self._request.params
@@ -101,19 +104,26 @@ class LogitEdits:
     def _read_output(self) -> None:
         fresh = self._request.output_token_ids[self._num_read :]
         self._num_read += len(fresh)
-        if self._request.params.has_penalties:
-            self._register(fresh)
-            for token in fresh:
-                self._counts[self._index[token]] += 1
-                self._seen[self._index[token]] = True
+        params = self._request.params
+        if not params.has_penalties:
+            return
+        self._register(fresh)
+        self._counts.update(fresh)
+        for token in fresh:
+            penalty = params.frequency_penalty * self._counts[token] + params.presence_penalty
+            index = self._index[token]
+            self._add[index] = params.logit_bias.get(token, 0.0) - penalty
+            self._scale[index] = params.repetition_penalty
 
     def _register(self, token_ids: Iterable[int]) -> None:
-        new = [token for token in dict.fromkeys(token_ids) if token not in self._index]
-        for token in new:
-            self._index[token] = len(self._index)
-        if new:
-            zeros = np.zeros(len(new), np.float32)
-            self._ids = np.concatenate([self._ids, np.array(new, np.int32)])
-            self._bias = np.concatenate([self._bias, zeros])
-            self._counts = np.concatenate([self._counts, zeros])
-            self._seen = np.concatenate([self._seen, zeros.astype(bool)])
+        start = len(self._index)
+        for token in token_ids:
+            self._index.setdefault(token, len(self._index))
+        size = len(self._index)
+        if size > len(self._ids):
+            room = 2 * size - len(self._ids)
+            self._ids = np.append(self._ids, np.zeros(room, np.int32))
+            self._scale = np.append(self._scale, np.ones(room, np.float32))
+            self._add = np.append(self._add, np.zeros(room, np.float32))
+        if size > start:
+            self._ids[start:size] = [*islice(reversed(self._index), size - start)][::-1]
