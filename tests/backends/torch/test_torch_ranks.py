@@ -51,13 +51,16 @@ def test_sums_and_joins(in_ranks, count, dtype):
         shared = Collectives(rank, CPU)
         x = (torch.arange(6.0).reshape(2, 3) + 10 * rank.index).to(dtype)
         before = x.clone()
-        total, joined = shared.all_reduce(x.T), shared.all_gather(x)
+        total, turned, joined = (
+            shared.all_reduce(x), shared.all_reduce(x.T), shared.all_gather(x)
+        )  # fmt: skip
         assert torch.equal(x, before), "an argument was changed"
-        return total, joined
+        return total, turned, joined
 
     rows = [torch.arange(6.0).reshape(2, 3) + 10 * i for i in range(count)]
-    for total, joined in in_ranks(count, exchange):
-        assert torch.equal(total, sum(rows).T.to(dtype))
+    for total, turned, joined in in_ranks(count, exchange):
+        assert torch.equal(total, sum(rows).to(dtype))
+        assert torch.equal(turned, total.T)
         assert torch.equal(joined, torch.cat(rows, -1).to(dtype))
 
 
