@@ -11,9 +11,10 @@ from leadframe.models.info import GenerationDefaults
 from leadframe.models.model import DecoderModel
 from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from leadframe.platform import AttnParams, KVLayerSpec, KVSpec, Limits, build_op_table, unpack
-from leadframe.platform.batch import Bucket
+from leadframe.platform.batch import Bucket, StepBatch, packed_sizes
 from leadframe_torch import Rank
 from leadframe_torch.collectives import Collectives
+from leadframe_torch.steps import RecordedStep
 
 CPU = torch.device("cpu")
 
@@ -115,6 +116,47 @@ def test_kv_heads_divide_or_are_repeated_or_refused(make_backend):
     assert backend.kv_block_bytes(KVSpec((KVLayerSpec(8, 8),), 4)) == 2 * 4 * 2 * 8 * 4
     with pytest.raises(Unsupported, match="6 KV heads do not divide among 4 ranks"):
         backend.kv_heads(KVLayerSpec(6, 8))
+
+
+class Recorder:
+    """Records by keeping the function: a replay runs it into the recorded result."""
+
+    bytes = 0
+
+    def record(self, function):
+        self.function, self.result = function, function()
+        return self, self.result
+
+    def replay(self):
+        for name, value in self.function()[0].items():
+            self.result[0][name].copy_(value)
+
+    def close(self):
+        self.function = self.result = None
+
+
+def test_ranks_record_and_replay_together(make_backend, in_ranks):
+    """Recording runs a step on padding, and so exchanges: every rank must do it."""
+    bucket = Bucket(2, 1, 0, 1, num_logits=0, sample="skip")
+
+    def run(rank):
+        backend = make_backend(rank=rank, graphs=Recorder())
+
+        def step(weights, kv, arrays):
+            own = arrays.token_ids.float() * (1 + rank.index)
+            return {"total": backend.ops["all_reduce"](own)}, kv
+
+        compiled = backend.compile(step, bucket, {}, [])
+        assert isinstance(compiled, RecordedStep)
+        totals = []
+        for ids in ([1, 2], [30, 40]):
+            ints = np.zeros(packed_sizes(bucket)[0], np.int32)
+            unpack(bucket, ints, None).token_ids[:] = ids
+            outputs, _ = compiled.run(StepBatch(bucket, ints, np.zeros(0, np.float32), 2, 1, 2), [])
+            totals.append(backend.download(outputs["total"]).tolist())
+        return totals
+
+    assert in_ranks(2, run) == [[[3, 6], [90, 120]]] * 2
 
 
 # --- whole models ---------------------------------------------------------------------------

@@ -76,8 +76,10 @@ class Collectives:
         return embed_share
 
     def close(self) -> None:
-        """Leaves the group, so that ranks which still wait for this one fail."""
-        self._group = None
+        """Leaves the group, without waiting: ranks which still wait for this one fail."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()
 
     def _connected(self) -> Any:
         if self._group is None:
