@@ -159,6 +159,19 @@ def test_edits(check, rng):
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
 
 
+def test_masks_are_the_references_and_in_place(backend, oracle):
+    rng = np.random.default_rng(3)
+    for vocab in (31, 64, 1000):
+        logits = rng.standard_normal((5, vocab)).astype(np.float32)
+        mask = rng.integers(-(2**31), 2**31, (5, -(-vocab // 32))).astype(np.int32)
+        mask[:, 0] &= ~4
+        got = torch.from_numpy(logits.copy())
+        packed = torch.from_numpy(np.concatenate([[7], mask.reshape(-1)]).astype(np.int32))
+        result = backend.ops["mask_logits"](got, packed[1:].reshape(mask.shape))
+        assert result is got
+        np.testing.assert_array_equal(got.numpy(), oracle["mask_logits"](logits, mask))
+
+
 def test_argmax_takes_the_first_and_finite_rows_sees_each_kind(backend):
     logits = torch.tensor([[1.0, 3.0, 3.0], [5.0, 0.0, 5.0]])
     assert backend.ops["argmax"](logits).tolist() == [1, 0]

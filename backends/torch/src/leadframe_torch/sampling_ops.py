@@ -40,6 +40,15 @@ def edit_logits(
     return logits_d.scatter_(1, columns, new.to(logits_d.dtype))
 
 
+def mask_logits(logits_d: Tensor, mask: Tensor) -> Tensor:
+    """Sets the tokens of each row [N, V] whose bit in int32 [N, W] is set to -inf, in place."""
+    parts = mask.contiguous().view(torch.uint8)  # the lowest byte of a word comes first
+    shifts = torch.arange(8, dtype=torch.uint8, device=mask.device)
+    bits = (parts.unsqueeze(2) >> shifts) & 1
+    is_masked = bits.view(mask.shape[0], -1)[:, : logits_d.shape[1]].bool()
+    return logits_d.masked_fill_(is_masked, -math.inf)
+
+
 def sample(
     logits: Tensor,
     temperature: Tensor,
@@ -150,5 +159,5 @@ def topk_logprobs(
 
 
 OPS: Final[dict[str, Callable[..., Any]]] = {
-    op.__name__: op for op in (finite_rows, edit_logits, argmax, sample, topk_logprobs)
+    op.__name__: op for op in (finite_rows, edit_logits, mask_logits, argmax, sample, topk_logprobs)
 }

@@ -1,7 +1,7 @@
 """One batch type for prefill, chunked prefill, decode and any mix.
 
 Shapes: T tokens, S sequences (rows), P blocks per block table, L rows of logits, A logit edits
-per row. All are bucket values: a step function never sees a live count.
+per row, W words of token mask. All are bucket values: a step function never sees a live count.
 
 Rows [0, D) are the decode rows, D = `Bucket.num_decodes`: row i owns exactly token i. Rows
 [D, S) own the chunk tokens [D, T) through `query_start`. A row with `seq_lens == 0` is padding:
@@ -44,6 +44,7 @@ class Bucket:
       num_edits: A, logit edits per sampling row; 0 for none.
       num_logprobs: top log-probabilities returned per logits row; None for none, 0 for only
         the target's.
+      num_mask_words: W = ceil(V / 32) where a row of the step masks tokens; 0 where none does.
     """
 
     num_tokens: int
@@ -54,6 +55,7 @@ class Bucket:
     sample: SampleVariant = "greedy"
     num_edits: int = 0
     num_logprobs: int | None = None
+    num_mask_words: int = 0
 
 
 _Field = tuple[str, tuple[int, ...]]
@@ -78,6 +80,8 @@ def int_fields(bucket: Bucket) -> tuple[_Field, ...]:
         fields.append(("top_k", (b.num_seqs,)))
     if b.num_edits:
         fields += [("edit_ids", (b.num_seqs, b.num_edits)), ("keep_only", (b.num_seqs,))]
+    if b.num_mask_words:
+        fields.append(("token_mask", (b.num_seqs, b.num_mask_words)))
     return tuple(fields)
 
 
@@ -120,6 +124,8 @@ class StepArrays:
       edit_scale: float32 [S, A]: positive logits are divided by it, others multiplied.
       edit_add: float32 [S, A], added after scaling.
       keep_only: int32 [S]; 1 sets every token that is not in `edit_ids` to -inf.
+      token_mask: int32 [S, W], applied after the edits; where bit t % 32 of word t // 32 is set,
+        token t becomes -inf. Zeros, which padding has, mask nothing.
     """
 
     bucket: Bucket
@@ -140,6 +146,7 @@ class StepArrays:
     edit_scale: Any = None
     edit_add: Any = None
     keep_only: Any = None
+    token_mask: Any = None
 
 
 @dataclass(frozen=True, slots=True)

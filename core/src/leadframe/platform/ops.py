@@ -129,6 +129,15 @@ class Ops(Protocol):
           keep_only: int32 [N].
         """
 
+    def mask_logits(self, logits_d: Array, mask: Array) -> Array:
+        """Sets the tokens of each row whose bit is set to -inf.
+
+        Args:
+          logits_d: [N, V].
+          mask: int32 [N, ceil(V / 32)]; bit t % 32 of word t // 32 is token t, and the sign bit
+            is bit 31. Bits from V on mean nothing. At least one token of each row stays.
+        """
+
     def argmax(self, logits: Array) -> Array:
         """int32 [N]: the first index of the largest logit of each row [N, V]."""
 

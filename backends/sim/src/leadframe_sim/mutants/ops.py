@@ -253,6 +253,15 @@ def _ignores_keep(op: Op) -> Op:
     return lambda logits, ids, scale, add, keep: op(logits, ids, scale, add, np.zeros_like(keep))
 
 
+def _big_endian_mask(op: Op) -> Op:
+    return lambda logits, mask: op(logits, mask.byteswap())
+
+
+def _no_sign_bit(op: Op) -> Op:
+    """Tests a word's last bit by whether the shifted word is positive."""
+    return lambda logits, mask: op(logits, mask & np.int32(2**31 - 1))
+
+
 MUTANTS = [
     op_mutant(
         "block-off-by-one",
@@ -338,4 +347,8 @@ MUTANTS = [
         "divides-negatives", "penalties divide negative logits too", "edit_logits", _always_divides
     ),
     op_mutant("ignores-allowed-ids", "keep_only is ignored", "edit_logits", _ignores_keep),
+    op_mutant(
+        "mask-bytes-swapped", "reads a mask's words in big-endian", "mask_logits", _big_endian_mask
+    ),
+    op_mutant("mask-sign-bit", "lets token 31 of each word through", "mask_logits", _no_sign_bit),
 ]

@@ -157,6 +157,20 @@ def _edits(kit: Kit) -> None:
     kit.close_to("edit_logits", got[kept], want[kept], "float32")
 
 
+def _masks(kit: Kit, vocab: int) -> None:
+    """Random masks, an empty one and one that leaves a single token; bits past V are noise."""
+    rows, words = 6, -(-vocab // 32)
+    logits = kit.rng.standard_normal((rows, vocab)).astype(np.float32)
+    is_masked = kit.rng.random((rows, words * 32)) < 0.5
+    is_masked[0], is_masked[1] = False, True
+    is_masked[1, vocab - 1] = False
+    mask = np.packbits(is_masked, axis=1, bitorder="little").view("<i4").astype(np.int32)
+    want = np.where(is_masked[:, :vocab], np.float32(-np.inf), logits)
+    arrays = {"x": kit.backend.upload(logits), "m": kit.backend.upload(mask)}
+    (got,) = in_step(kit, lambda ops, a: ops.mask_logits(a["x"], a["m"]), arrays)
+    kit.same("mask_logits", got, want)
+
+
 def _logprobs(kit: Kit, k: int) -> None:
     rng = kit.rng
     logits = (rng.standard_normal((9, 2500)) * 5).astype(np.float32)
@@ -199,6 +213,8 @@ CASES = [
     Case("B.argmax[ties]", _greedy),
     Case("B.finite_rows[non-finite]", _finite),
     Case("B.edit_logits[all]", _edits),
+    Case("B.mask_logits[96]", lambda kit: _masks(kit, 96)),
+    Case("B.mask_logits[1500]", lambda kit: _masks(kit, 1500)),
     Case("B.topk_logprobs[0]", lambda kit: _logprobs(kit, 0)),
     Case("B.topk_logprobs[20]", lambda kit: _logprobs(kit, 20)),
 ]

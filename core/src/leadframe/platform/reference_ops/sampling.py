@@ -42,6 +42,15 @@ def edit_logits(
     return xp.put(base, rows, *flat) if num_edits else base
 
 
+def mask_logits(c: Context, logits_d: Array, mask: Array) -> Array:
+    """Sets the tokens of each row [N, V] whose bit in int32 [N, W] is set to -inf."""
+    xp = c.xp
+    num_rows, vocab = logits_d.shape
+    bits = xp.bitwise_right_shift(mask[:, :, None], c.iota(32)[None, None, :])
+    is_masked = xp.reshape(xp.bitwise_and(bits, xp.ones_like(bits)), (num_rows, -1)) == 1
+    return xp.where(is_masked[:, :vocab], xp.full_like(logits_d, -math.inf), logits_d)
+
+
 def sample(
     c: Context,
     logits: Array,
