@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leadframe.sampling_params import SamplingParams
+from leadframe.structured_outputs import StructuredOutputs
 
 if TYPE_CHECKING:
     from leadframe.llm import LLM
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> object:

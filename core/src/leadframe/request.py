@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from leadframe.sampling_params import SamplingParams
 
@@ -42,6 +47,26 @@ class RequestTimes:
     finished: float | None = None
 
 
+class TokenConstraint(Protocol):
+    """What binds the tokens of an output. Its state depends on the output alone.
+
+    Attributes:
+      error: why no further token can be judged, if so: the request has to end.
+    """
+
+    error: str | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output is whole and nothing can follow it."""
+
+    def advance(self, output_token_ids: Sequence[int]) -> None:
+        """Reads the tokens of the output that it has not read yet."""
+
+    def mask(self) -> npt.NDArray[np.int32]:
+        """Returns the tokens that may not come next, int32 [W]: see `StepArrays.token_mask`."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One token stream.
@@ -64,6 +89,7 @@ class Request:
         then on was computed before.
       needs_sort: a draw was not covered by the candidates once; sample by full sort from now on.
       stop_reason: the stop string or stop id that ended it, if one did.
+      constraint: what binds its tokens; None leaves them free.
     """
 
     request_id: str
@@ -84,6 +110,7 @@ class Request:
     num_preemptions: int = 0
     num_lost_tokens: int = 0
     needs_sort: bool = False
+    constraint: TokenConstraint | None = None
     times: RequestTimes = field(default_factory=RequestTimes)
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from leadframe.errors import RequestError
+from leadframe.structured_outputs import StructuredOutputs
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
@@ -85,6 +86,8 @@ class SamplingParams:
       logit_bias: token id → [-100, 100], added to its logit.
       allowed_token_ids: the only ids that may be sampled; None allows all.
       bad_words_ids: id sequences that must not be completed.
+      structured_outputs: what the text must match, as `StructuredOutputs` or as its one field;
+        None leaves it free.
     """
 
     temperature: float = 1.0
@@ -108,6 +111,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
     bad_words_ids: Sequence[Sequence[int]] = ()
+    structured_outputs: StructuredOutputs | Mapping[str, object] | None = None
 
     def __post_init__(self) -> None:
         """Checks every field.
@@ -121,6 +125,13 @@ class SamplingParams:
         self._check_lengths()
         self._check_stops()
         self._check_tokens()
+        self._check_structure()
+
+    @property
+    def wanted(self) -> StructuredOutputs | None:
+        """The constraint on the text, checked."""
+        wanted = self.structured_outputs
+        return wanted if isinstance(wanted, StructuredOutputs) else None
 
     @property
     def is_greedy(self) -> bool:
@@ -148,6 +159,9 @@ class SamplingParams:
         for name, value in empty.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        if isinstance(self.structured_outputs, Mapping):
+            wanted = StructuredOutputs.from_mapping(self.structured_outputs)
+            object.__setattr__(self, "structured_outputs", wanted)
 
     def _check_flags(self) -> None:
         for name in FLAGS:
@@ -197,6 +211,15 @@ class SamplingParams:
         _list("bad_words", self.bad_words_ids, MAX_BAD_WORDS, "lists of token ids")
         for words in self.bad_words_ids:
             _list("bad_words", words, MAX_BAD_WORDS, "token ids in each entry", 1)
+
+    def _check_structure(self) -> None:
+        wanted = self.structured_outputs
+        if wanted is None:
+            return
+        if not isinstance(wanted, StructuredOutputs):
+            raise _bad("structured_outputs", wanted, "a StructuredOutputs or a mapping")
+        if self.allowed_token_ids is not None:
+            raise _bad("allowed_token_ids", self.allowed_token_ids, f"absent with {wanted.param}")
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Checks every token id against the width of the logits.

@@ -108,7 +108,6 @@ def test_requests_for_nothing_are_accepted(world):
     ("field", "value"),
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("response_format", {"type": "json_object"}),
         ("tool_choice", "required"),
         ("reasoning_effort", "high"),
         ("best_of", True),

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from leadframe.config import EngineConfig
+from leadframe.engine.constraint_pool import ConstraintPool
 from leadframe.engine.core import Engine
 from leadframe.engine.outputs import EngineHealth, RequestOutput
 from leadframe.errors import DeviceLost, EngineDead, LeadframeError
@@ -135,6 +136,7 @@ class AsyncEngine:
     ) -> None:
         self.engine = engine
         self.on_death = on_death
+        self._constraints = ConstraintPool(engine.grammars)
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -240,6 +242,7 @@ class AsyncEngine:
 
         stream = self._streams[request_id] = RequestStream(on_close)
         try:
+            constraint = await self._constraints.constraint(params)
             await self._call(
                 lambda: self.engine.add_request(
                     request_id,
@@ -247,6 +250,7 @@ class AsyncEngine:
                     params,
                     priority=priority,
                     cache_salt=cache_salt,
+                    constraint=constraint,
                 )
             )
         except BaseException:
@@ -287,6 +291,7 @@ class AsyncEngine:
         while self._streams and time.monotonic() < deadline and self._death is None:
             await asyncio.sleep(0.02)
         self._stopping = True
+        self._constraints.close()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join, 10.0)
 

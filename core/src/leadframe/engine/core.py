@@ -16,7 +16,8 @@ from leadframe.engine.output_processor import OutputProcessor, make_output
 from leadframe.engine.outputs import RequestOutput, TokenLogprobs
 from leadframe.engine.ranks import RankedBackend
 from leadframe.errors import DeviceLost, DeviceOOM, EngineDead, QueueFull
-from leadframe.request import FinishReason, Request
+from leadframe.grammar import GrammarCompiler
+from leadframe.request import FinishReason, Request, TokenConstraint
 from leadframe.runner.result import StepResult
 from leadframe.sampling_params import SamplingParams
 from leadframe.scheduler import ScheduledRow, SchedulerOutput
@@ -50,6 +51,7 @@ class Engine:
         self.model_path = parts.model_path
         eos = frozenset(parts.model_info.eos_token_ids)
         self._limits = RequestLimits(parts.model_info.vocab_size, eos, parts.max_model_len)
+        self.grammars = GrammarCompiler(parts.tokenizer, parts.model_info.vocab_size, eos)
         self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._processor = OutputProcessor(parts.tokenizer, eos)
@@ -93,8 +95,17 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        constraint: TokenConstraint | None = None,
     ) -> Request:
         """Checks and queues a request.
+
+        Args:
+          request_id: unique among live requests.
+          prompt_token_ids: the prompt.
+          params: how to sample.
+          priority: lower runs sooner.
+          cache_salt: separates prefix-cache entries.
+          constraint: what `grammars` made of the parameters; None has it made here.
 
         Raises:
           RequestError: it cannot be served; nothing was queued.
@@ -113,6 +124,9 @@ class Engine:
             priority=priority,
             cache_salt=cache_salt,
         )
+        request.constraint = constraint
+        if constraint is None and params.wanted is not None:
+            request.constraint = self.grammars.compile(params.wanted, ignore_eos=params.ignore_eos)
         try:
             self._scheduler.add(request)
         except QueueFull:
@@ -209,9 +223,10 @@ class Engine:
         now = time.monotonic()
         sampled = list(result.tokens)
         for index, row in enumerate(schedule.rows):
-            if not result.finite[index]:
+            failure = _failure(row, result.finite[index])
+            if failure is not None:
                 sampled[index] = None
-                self._fail(row.request, "the model produced logits that are not finite")
+                self._fail(row.request, failure)
         for row_index, position, entry in result.scored:
             self._processor.score(schedule.rows[row_index].request, position, entry)
         self._scheduler.update(schedule, sampled)
@@ -267,7 +282,18 @@ class Engine:
                 request.stop_reason = matched
             else:
                 self._scheduler.finish(request, FinishReason.STOP, matched)
+        elif request.constraint is not None:
+            self._advance(request, request.constraint)
         return text
+
+    def _advance(self, request: Request, constraint: TokenConstraint) -> None:
+        """Ends a request whose output is complete; what is complete was not cut."""
+        constraint.advance(request.output_token_ids)
+        if not constraint.is_complete:
+            return
+        if request.finish_reason is FinishReason.LENGTH:
+            request.finish_reason = FinishReason.STOP
+        self._scheduler.finish(request, FinishReason.STOP)
 
     def _fail(self, request: Request, reason: str) -> None:
         if request.is_finished:
@@ -319,6 +345,14 @@ class Engine:
         recomputed = _num_recomputed(schedule)
         if recomputed:
             self.metrics.on_recomputed(recomputed)
+
+
+def _failure(row: ScheduledRow, is_finite: bool) -> str | None:
+    """Why a row's request has to end, if so."""
+    if not is_finite:
+        return "the model produced logits that are not finite"
+    constraint = row.request.constraint
+    return constraint.error if constraint is not None and row.samples else None
 
 
 def _num_recomputed(schedule: SchedulerOutput) -> int:

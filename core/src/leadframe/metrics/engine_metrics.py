@@ -42,6 +42,7 @@ from leadframe.metrics.instruments import (
 )
 from leadframe.metrics.ledger import StartupLedger
 from leadframe.request import FinishReason, Request
+from leadframe.structured_outputs import KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,12 @@ class EngineMetrics(Collector):
             "prompt_tokens_cached", "Of prompt_tokens, those that the prefix cache served."
         )
         self.generation_tokens = Counter("generation_tokens", "Tokens generated.")
+        self.structured = LabelledCounter(
+            "structured_requests",
+            "Requests whose text had to match a constraint, by its kind.",
+            "constraint",
+            KINDS,
+        )
         self.finished = LabelledCounter(
             "request_success",
             "Requests that ended, for whatever reason.",
@@ -179,6 +186,8 @@ class EngineMetrics(Collector):
     def on_arrival(self, request: Request) -> None:
         """Takes note of a request that the scheduler accepted."""
         self._in_flight[request.request_id] = _InFlight(request.times.arrival)
+        if request.params.wanted is not None:
+            self.structured.add(request.params.wanted.kind)
 
     @_never_fails
     def on_rejected(self, reason: str) -> None:

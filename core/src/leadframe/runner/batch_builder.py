@@ -149,6 +149,7 @@ def _exact_bucket(step: _Step, scored: Sequence[ScoredTokens], sampling: Samplin
         sample=sampling.variant,
         num_edits=sampling.num_edits,
         num_logprobs=sampling.num_logprobs,
+        num_mask_words=sampling.num_mask_words,
     )
 
 

@@ -132,11 +132,17 @@ class BucketPolicy:
             sample=variant,
             num_edits=num_edits,
             num_logprobs=needed.num_logprobs,
+            num_mask_words=needed.num_mask_words,
         )
 
     def _greedy(self, bucket: Bucket) -> Bucket:
         return replace(
-            bucket, sample="greedy", num_logits=bucket.num_seqs, num_edits=0, num_logprobs=None
+            bucket,
+            sample="greedy",
+            num_logits=bucket.num_seqs,
+            num_edits=0,
+            num_logprobs=None,
+            num_mask_words=0,
         )
 
     def _mixed_bucket(self, num_tokens: int, width: int) -> Bucket:
@@ -168,7 +174,8 @@ def _decode_bucket(num_seqs: int, width: int) -> Bucket:
 
 def _is_plain(needed: Bucket) -> bool:
     """Whether a decode step has nothing but tokens to sample."""
-    return not needed.num_edits and needed.num_logprobs is None
+    edits = needed.num_edits or needed.num_mask_words
+    return not edits and needed.num_logprobs is None
 
 
 def _decode_sizes(maximum: int, *, fine: bool) -> tuple[int, ...]:

@@ -28,7 +28,8 @@ class LogitEdits:
     - logit bias: add;
     - stop ids before `min_tokens`, and the last id of a bad word whose other ids stand at the
       end: add -inf;
-    - allowed ids: every other token is dropped. If bans would leave none of them, bans yield.
+    - allowed ids: every other token is dropped. If bans would leave none of them, bans yield, as
+      they do where they and a token mask would leave nothing.
     """
 
     def __init__(self, request: Request) -> None:
@@ -71,15 +72,22 @@ class LogitEdits:
         return self._num_allowed > 0
 
     def current(
-        self,
+        self, mask: npt.NDArray[np.int32] | None = None
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Returns ids, scale and add, [A] each, for the next token of the request."""
+        """Returns ids, scale and add, [A] each, for the next token of the request.
+
+        Args:
+          mask: the tokens that are masked besides, int32 [W]; see `StepArrays.token_mask`.
+        """
         self._read_output()
         size = self._num_allowed or len(self._index)  # allowed ids were registered first
         ids, scale, add = self._ids[:size], self._scale[:size], self._add[:size]
         if not self._may_ban:
             return ids, scale, add
-        banned = [self._index[token] for token in self._banned()]
+        tokens = self._banned()
+        if mask is not None and tokens and not _leaves_any(mask, tokens):
+            tokens = set()
+        banned = [self._index[token] for token in tokens]
         add = add.copy()
         if self.keep_only:
             banned = [index for index in banned if index < size]
@@ -127,3 +135,11 @@ class LogitEdits:
             self._add = np.append(self._add, np.zeros(room, np.float32))
         if size > start:
             self._ids[start:size] = [*islice(reversed(self._index), size - start)][::-1]
+
+
+def _leaves_any(mask: npt.NDArray[np.int32], banned: Iterable[int]) -> bool:
+    """Whether a token is neither masked nor banned; bits past the vocabulary are set."""
+    both = mask.copy()
+    ids = np.fromiter(banned, np.int64)
+    np.bitwise_or.at(both, ids // 32, np.left_shift(1, ids % 32).astype(np.uint32).view(np.int32))
+    return bool((both != -1).any())

@@ -29,6 +29,8 @@ EDITS = 4
 """Flag: it edits its logits."""
 LOGPROBS = 8
 """Flag: it wants log-probabilities of its tokens."""
+MASKS = 16
+"""Flag: a constraint masks its tokens."""
 
 
 class SamplingRows:
@@ -107,6 +109,7 @@ class SamplingRows:
             | FILTERS * (not greedy and (top_k > 0 or params.top_p < 1.0))
             | EDITS * (self.edits[row] is not None)
             | LOGPROBS * (params.logprobs is not None)
+            | MASKS * (request.constraint is not None)
         )
 
 
@@ -117,6 +120,7 @@ class SamplingStep:
       variant: how tokens are chosen.
       num_edits: the most edits of a row.
       num_logprobs: top log-probabilities to return, one of few values; None for none.
+      num_mask_words: words of the token mask; 0 where no row has one.
     """
 
     def __init__(
@@ -132,6 +136,8 @@ class SamplingStep:
         self.flags = int(np.bitwise_or.reduce(self._flags))
         self.variant = self._variant(bool(samples.any()) or scored_logprobs is not None)
         self.num_logprobs = self._num_logprobs(scored_logprobs)
+        self._masks = self._collect_masks() if self.flags & MASKS else {}
+        self.num_mask_words = max(map(len, self._masks.values()), default=0)
         self._edits = self._collect_edits() if self.flags & EDITS else []
         self.num_edits = max((len(ids) for _, ids, _, _, _ in self._edits), default=0)
 
@@ -149,6 +155,8 @@ class SamplingStep:
         if arrays.edit_ids is not None:
             arrays.edit_scale[:] = 1.0
             self._fill_edits(arrays)
+        for index, mask in self._masks.items():
+            arrays.token_mask[index] = mask
 
     def _fill_uniforms(self, arrays: StepArrays) -> None:
         drawn = np.flatnonzero(self._flags & DRAWS)
@@ -189,5 +197,12 @@ class SamplingStep:
         for index in np.flatnonzero(self._flags & EDITS).tolist():
             edits = self._rows.edits[self._table_rows[index]]
             if edits is not None:
-                collected.append((index, *edits.current(), edits.keep_only))
+                mask = self._masks.get(index)
+                collected.append((index, *edits.current(mask), edits.keep_only))
         return collected
+
+    def _collect_masks(self) -> dict[int, npt.NDArray[np.int32]]:
+        """The masks of the scheduled rows that have one, by index."""
+        indices = np.flatnonzero(self._flags & MASKS).tolist()
+        constraints = ((index, self._requests[index].constraint) for index in indices)
+        return {index: c.mask() for index, c in constraints if c is not None}

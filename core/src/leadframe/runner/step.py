@@ -53,11 +53,14 @@ def build_step(model: StepModel, ops: Ops) -> StepFunction:
 def _sample(ops: Ops, raw: Array, arrays: StepArrays, outputs: dict[str, Any]) -> None:
     bucket = arrays.bucket
     logits = raw
+    if bucket.num_logprobs is not None and (bucket.num_edits or bucket.num_mask_words):
+        # Edits may reuse their input, and log-probabilities are of the raw logits.
+        logits = raw + 0.0
     if bucket.num_edits:
-        # The edit may reuse its input, and log-probabilities are of the raw logits.
-        owned = raw if bucket.num_logprobs is None else raw + 0.0
         edits = (arrays.edit_ids, arrays.edit_scale, arrays.edit_add, arrays.keep_only)
-        logits = ops.edit_logits(owned, *edits)
+        logits = ops.edit_logits(logits, *edits)
+    if bucket.num_mask_words:
+        logits = ops.mask_logits(logits, arrays.token_mask)
     if bucket.sample == "greedy" or bucket.sample == "skip":
         outputs["tokens"] = ops.argmax(logits)
     else:

@@ -79,6 +79,7 @@ class ParamsReader:
         fields = {name: value for name, value in given.items() if value is not None}
         if body.bad_words:
             fields["bad_words_ids"] = self._bad_words(body.bad_words)
+        fields["structured_outputs"] = body.structured_outputs or body.response_format
         return {**self._defaults, **fields}
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:

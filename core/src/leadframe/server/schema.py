@@ -32,6 +32,7 @@ from leadframe.server.fields import (
     TokenIds,
     bad,
 )
+from leadframe.server.structured import ResponseFormat, StructuredField
 
 IGNORED = frozenset(
     {
@@ -54,7 +55,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "length_penalty": (1,),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -74,7 +74,6 @@ _UNSERVED = frozenset(
         "chat_template",
         "prediction",
         "reasoning_effort",
-        "structured_outputs",
         "truncate_prompt_tokens",
         "verbosity",
         "web_search_options",
@@ -154,6 +153,8 @@ class SamplingBody(Body):
         | None
     ) = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: ResponseFormat = None
+    structured_outputs: StructuredField = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -176,6 +177,12 @@ class SamplingBody(Body):
             raise bad("stream_options needs stream; set stream to true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise bad("prompt_logprobs cannot be streamed; leave one out", "prompt_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _check_structure(self) -> Self:
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise bad("response_format and structured_outputs: give one", "structured_outputs")
         return self
 
 
