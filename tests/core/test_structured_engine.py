@@ -265,6 +265,25 @@ def test_compiling_happens_in_neither_of_the_two_loops(tiny_llm) -> None:
     assert [name.startswith("leadframe-grammar") for name in seen] == [True], "cached the 2nd time"
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_pool_passes_on_whether_eos_is_ignored(ignore_eos, is_known) -> None:
+    class Compiler:
+        def known(self, wanted, *, ignore_eos):
+            return ("known", ignore_eos) if is_known else None
+
+        def compile(self, wanted, *, ignore_eos):
+            return ("compiled", ignore_eos)
+
+    async def run():
+        pool = ConstraintPool(Compiler())
+        found = await pool.constraint(params(regex="a", ignore_eos=ignore_eos))
+        assert found == ("known" if is_known else "compiled", ignore_eos)
+        pool.close()
+
+    asyncio.run(run())
+
+
 def test_a_constraint_that_takes_too_long_is_refused() -> None:
     release = threading.Event()
 
