@@ -113,8 +113,13 @@ def test_heads_are_cut_or_repeated():
 
 
 @pytest.fixture
-def worker(pair, tiny_model):
-    """Talks to a worker in a thread: (ask, its channel, a list that gets its exit status)."""
+def rendezvous(tmp_path):
+    return tmp_path / "ranks"
+
+
+@pytest.fixture
+def worker(pair, tiny_model, rendezvous):
+    """Talks to a worker in a thread."""
     ours, theirs = pair
     status = []
     thread = threading.Thread(target=lambda: status.append(serve(theirs)))
@@ -125,16 +130,18 @@ def worker(pair, tiny_model):
         return ours.receive() if replies else None
 
     config = engine_config(str(tiny_model), device="reference", block_size=4)
-    limits = dataclasses.asdict(Limits())
+    rendezvous.mkdir()
+    limits = dataclasses.asdict(Limits(rendezvous=str(rendezvous)))
     created = {"config": config_fields(config), "device": "reference", "limits": limits}
     ask.create = lambda **changes: ask("create", {**created, "log_level": 30, **changes})
-    ask.end = lambda: (ours.end(), thread.join(30), status[0])[-1]
+    ask.status = lambda: (thread.join(30), status[0])[-1]
+    ask.end = ours.end
     yield ask
     ours.end()
     thread.join(30)
 
 
-def test_a_worker_does_what_it_is_told(worker):
+def test_a_worker_does_what_it_is_told(worker, rendezvous):
     assert worker.create().op == "done"
     assert worker("load").op == "done"
     spec = dataclasses.asdict(SPEC)
@@ -145,7 +152,16 @@ def test_a_worker_does_what_it_is_told(worker):
     np.testing.assert_array_equal(reply.arrays[0], data)
     assert MemoryInfo(**worker("memory").fields).used > 0
     worker("kv_free", replies=False)
-    assert worker.end() == 0
+    worker("leave", replies=False)
+    assert worker.status() == 0
+    assert rendezvous.exists(), "it is rank 0's"
+
+
+def test_a_worker_clears_up_after_a_rank_0_that_is_gone(worker, rendezvous):
+    worker.create()
+    worker.end()
+    assert worker.status() == 1
+    assert not rendezvous.exists()
 
 
 def test_a_cache_that_does_not_fit_is_said_and_survived(worker):
@@ -160,13 +176,13 @@ def test_any_other_failure_is_said_and_ends_the_worker(worker):
     worker.create()
     reply = worker("kv_read", {"layer": 7, "blocks": [1]})
     assert (reply.op, reply.fields["type"]) == ("error", "InternalError")
-    assert worker.end() == 1
+    assert worker.status() == 1
 
 
 def test_a_worker_that_cannot_start_says_why(worker):
     reply = worker.create(device="abacus")
     assert (reply.op, reply.fields["type"]) == ("error", "PlatformNotInstalled")
-    assert worker.end() == 1
+    assert worker.status() == 1
 
 
 # --- rank 0 ---------------------------------------------------------------------------------

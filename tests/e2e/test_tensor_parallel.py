@@ -189,13 +189,15 @@ def test_three_ranks_serve_the_default_model() -> None:
     [("server", signal.SIGINT, 0), ("server", signal.SIGKILL, -9), ("rank", signal.SIGKILL, 4)],
     ids=["ctrl-c", "rank 0 killed", "rank 1 killed"],
 )
-def test_no_process_outlives_a_server(serve, tiny_model, target, sent, status) -> None:
+def test_no_process_outlives_a_server(serve, tiny_model, tmp_path, target, sent, status) -> None:
     command = (
         str(tiny_model), "--device", "cpu", "--tensor-parallel-size", "2",
         "--kv-cache-memory-bytes", "1MiB", "-o", "threads=1",
     )  # fmt: skip
-    with serve(*command) as server:
+    with serve(*command, env={**os.environ, "TMPDIR": str(tmp_path)}) as server:
         (pid,) = children(server.process.pid)
+        assert list(tmp_path.glob("leadframe-*"))
         os.kill(server.process.pid if target == "server" else pid, sent)
         assert server.process.wait(30) == status
         wait_until_gone([pid])
+        assert not list(tmp_path.glob("leadframe-*"))

@@ -239,6 +239,8 @@ class RankGroup:
         self._closing = True
         self._is_noticed.set()
         for peer in self._peers:
+            with suppress(OSError):  # it may be gone
+                peer.channel.send("leave")
             peer.channel.end()
         try:
             if leave is not None:

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import queue
+import shutil
 import signal
 import socket
 import sys
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _LEAVE_SECONDS: Final = 5.0
 """How long a call may still take once rank 0 is gone: it may wait for rank 0 for ever."""
+_GONE_SECONDS: Final = 0.5
+"""How long the end of rank 0 may take to show, after a failure that it may have caused."""
 
 Reply = tuple[Mapping[str, Any], Arrays] | None
 
@@ -139,12 +142,17 @@ class Inbox:
     """Messages from rank 0, received in a thread of its own.
 
     That thread also ends the process when rank 0 is gone and the main one does not notice.
+
+    Attributes:
+      ended: nothing more will come.
+      was_told_to_leave: whether rank 0 said so before.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._done = threading.Event()
+        self.ended, self.was_told_to_leave = threading.Event(), False
         threading.Thread(target=self._receive, name="inbox", daemon=True).start()
 
     def take(self) -> Message | None:
@@ -157,42 +165,57 @@ class Inbox:
 
     def _receive(self) -> None:
         while (message := self._channel.receive()) is not None:
+            self.was_told_to_leave = message.op == "leave"
             self._messages.put(message)
+        self.ended.set()
         self._messages.put(None)
         if not self._done.wait(_LEAVE_SECONDS):
             os._exit(1)
 
 
 def serve(channel: Channel) -> int:
-    """Follows rank 0 until it is gone.
+    """Follows rank 0 until it says "leave" or is gone.
 
     Returns:
-      The exit status: 0 when rank 0 left, 1 when this rank failed.
+      The exit status: 0 when rank 0 said so, 1 when this rank failed or rank 0 is gone.
     """
     inbox = Inbox(channel)
-    worker: Worker | None = None
+    first = inbox.take()
     try:
-        while (message := inbox.take()) is not None:
-            try:
-                if worker is None:
-                    worker, reply = _create(message)
-                else:
-                    reply = worker.handlers[message.op](message.fields, message.arrays)
-            except Exception as error:
-                channel.send("error", error_fields(error))
-                if not (isinstance(error, DeviceOOM) and message.op == "kv_alloc"):
-                    logger.debug("%s failed", message.op, exc_info=True)
-                    return 1
-                continue
+        is_told = first is not None and _follow(first, inbox, channel)
+    except OSError:  # rank 0 went while it was being told something
+        is_told = False
+    is_alone = not is_told and inbox.ended.wait(_GONE_SECONDS) and not inbox.was_told_to_leave
+    if first is not None and is_alone:
+        # Nobody else will. While rank 0 lives the directory is its own: torch's store waits for
+        # minutes for a file that is gone.
+        shutil.rmtree(first.fields["limits"]["rendezvous"], ignore_errors=True)
+    inbox.done()
+    return 0 if is_told else 1
+
+
+def _follow(first: Message, inbox: Inbox, channel: Channel) -> bool:
+    """Does what rank 0 says; returns whether it said to leave."""
+    worker: Worker | None = None
+    message: Message | None = first
+    while message is not None and message.op != "leave":
+        try:
+            if worker is None:
+                worker, reply = _create(message)
+            else:
+                reply = worker.handlers[message.op](message.fields, message.arrays)
+        except Exception as error:
+            channel.send("error", error_fields(error))
+            if not (isinstance(error, DeviceOOM) and message.op == "kv_alloc"):
+                logger.debug("%s failed", message.op, exc_info=True)
+                return False
+        else:
             if reply is not None:
                 channel.send("done", *reply)
-        if worker is not None:
-            worker.close()
-        return 0
-    except OSError:  # rank 0 went while it was being told something
-        return 1
-    finally:
-        inbox.done()
+        message = inbox.take()
+    if message is not None and worker is not None:
+        worker.close()
+    return message is not None
 
 
 def _create(message: Message) -> tuple[Worker, Reply]:
