@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from leadframe.errors import RequestError
 from leadframe.grammar import GrammarCompiler, compiler
 from leadframe.structured_outputs import StructuredOutputs
+from leadframe.tokenizer import Tokenizer
+from leadframe.tokenizer.gguf_vocabulary import build_gguf_tokenizer
 
 
 class Words:
@@ -305,6 +307,8 @@ import sys
 from leadframe.errors import RequestError
 from leadframe.grammar import GrammarCompiler
 from leadframe.structured_outputs import StructuredOutputs
+from leadframe.tokenizer import Tokenizer
+from leadframe.tokenizer.gguf_vocabulary import build_gguf_tokenizer
 import json
 
 class Bytes:
@@ -331,3 +335,25 @@ def test_a_chain_of_thousands_of_rules_does_not_end_the_process():
     )
     assert done.returncode == 0, done.stderr[-500:]
     assert len(done.stdout.splitlines()) == 2
+
+
+def test_sentence_pieces_and_their_byte_tokens():
+    """A mark is a space, and a byte token is the byte, as in the text that comes of them."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁a", "▁", "a", "b"]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(pieces))],
+        "tokenizer.ggml.token_type": [2, 3, 3, *([6] * 256), 1, 1, 1, 1],
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+    tokenizer = Tokenizer(*build_gguf_tokenizer(metadata))
+    grammars = GrammarCompiler(tokenizer, len(pieces), {2})
+    names = {name: pieces.index(name) for name in ("<0x20>", "<0x61>", "▁a", "▁", "a")}
+    constraint = grammars.compile(StructuredOutputs(choice=[" a"]))
+    assert allowed(constraint, len(pieces)) == {names["<0x20>"], names["▁"], names["▁a"]}
+    constraint.advance([names["▁"]])
+    assert allowed(constraint, len(pieces)) == {names["a"], names["<0x61>"]}
+    constraint.advance([names["▁"], names["<0x61>"]])
+    assert constraint.is_complete
