@@ -92,6 +92,8 @@ def test_steps_are_recorded_and_replayed_on_new_inputs(make_backend, compile_mod
 def test_without_graphs_a_compiled_step_still_has_few_shapes(make_backend):
     assert make_backend(compile="step").caps.graph == "compile"
     assert make_backend(compile="eager").caps.graph == "none"
+    # what is interpreted cannot be traced
+    assert make_backend(compile="step", arch="interpreter").caps.graph == "none"
 
 
 def test_an_eager_step_is_neither_compiled_nor_recorded(make_backend):

@@ -80,7 +80,6 @@ def test_the_interpreter_claims_no_bfloat16_and_no_silicon():
     caps = capabilities(INTERPRETER)
     assert caps.simulated == "interpreter"
     assert "bfloat16" not in caps.compute_dtypes + caps.kv_dtypes
-    assert caps.graph == "none"
 
 
 @pytest.mark.parametrize(
