@@ -199,8 +199,8 @@ def test_the_engine_serves_from_recorded_steps(monkeypatch, tmp_path):
     from leadframe_triton import backend
 
     class Layer(backend.InterpreterLayer):
-        def __init__(self):
-            super().__init__()
+        def __init__(self, shared_by):
+            super().__init__(shared_by)
             self.graphs = graphs
 
     def generate(device):
