@@ -47,12 +47,13 @@ class FakeGraphs:
 
 @pytest.fixture
 def make_backend():
-    from leadframe_triton.backend import InterpreterLayer, Settings, TritonBackend
+    from leadframe_torch import HostLayer
+    from leadframe_triton.backend import Settings, TritonBackend
 
     made = []
 
     def make(graphs=None, arch="sm_90", **settings):
-        layer = InterpreterLayer()  # the host's memory; the architecture is another matter
+        layer = HostLayer()  # the host's memory; the architecture is another matter
         layer.graphs = graphs
         made.append(TritonBackend(layer, ARCHS[arch], Settings(**settings), Limits()))
         made[-1]._uploader = None
@@ -198,7 +199,7 @@ def test_the_engine_serves_from_recorded_steps(monkeypatch, tmp_path):
     from leadframe.conformance.tiny_checkpoint import write_checkpoint
     from leadframe_triton import backend
 
-    class Layer(backend.InterpreterLayer):
+    class Layer(backend.HostLayer):
         def __init__(self, shared_by):
             super().__init__(shared_by)
             self.graphs = graphs
@@ -212,7 +213,7 @@ def test_the_engine_serves_from_recorded_steps(monkeypatch, tmp_path):
             return [one.token_ids for one in done], at_start
 
     graphs = FakeGraphs()
-    monkeypatch.setattr(backend, "InterpreterLayer", Layer)
+    monkeypatch.setattr(backend, "HostLayer", Layer)
     write_checkpoint(tmp_path, head_dim=16, seed=0)
     tokens, at_start = generate("cuda:interpreter")
     assert at_start > 0

@@ -52,8 +52,8 @@ def case(case_name, cases):
 @pytest.fixture(scope="session")
 def make_backend():
     """Builds a backend on the host around kernels; None takes torch's attention."""
+    from leadframe_torch import HostLayer
     from leadframe_xpu.backend import XpuBackend
-    from leadframe_xpu.host_layer import HostLayer
     from leadframe_xpu.ranking import Ranking
 
     def make(kernels):

@@ -28,13 +28,12 @@ from leadframe.platform.capabilities import Capabilities, OpSpec
 from leadframe.platform.info import MemoryInfo
 from leadframe_cpu.cpu_info import cpu_info
 from leadframe_cpu.library import Library, NativeUnavailable, load_library
-from leadframe_cpu.memory import HostLayer
 from leadframe_cpu.native_kv import GROUP, NativeKV
 from leadframe_cpu.native_ops import NativeOps
 from leadframe_cpu.packed import PackedWeight, Packer
 from leadframe_cpu.replay import Recorder, ReplayedStep, has_native_cache, is_worth_recording
 from leadframe_cpu.weight_store import WeightStore
-from leadframe_torch import ATTENTION_FEATURES, CompileMode, Rank, TorchBackend
+from leadframe_torch import ATTENTION_FEATURES, CompileMode, HostLayer, Rank, TorchBackend
 from leadframe_torch.dtypes import torch_dtype
 from leadframe_torch.weights import part_index
 

@@ -10,6 +10,7 @@ from leadframe_torch.attention_plan import AttentionPlan
 from leadframe_torch.backend import ATTENTION_FEATURES, CompileMode, TorchBackend
 from leadframe_torch.devices import AcceleratorLayer, DeviceLayer, Holdings
 from leadframe_torch.graphs import Graph, GraphFactory, ModuleGraphs
+from leadframe_torch.host import HostLayer
 from leadframe_torch.weights import Rank
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Graph",
     "GraphFactory",
     "Holdings",
+    "HostLayer",
     "ModuleGraphs",
     "Rank",
     "TorchBackend",

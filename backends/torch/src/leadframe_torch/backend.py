@@ -107,9 +107,10 @@ class TorchBackend:
         return self.layer.graphs is None and self._compile_mode == "eager"
 
     def _base_ops(self) -> dict[str, Callable[..., Any]]:
-        return {**layer_ops.OPS, **sampling_ops.OPS, **attention.OPS, "plan": self._plan}
+        return {**layer_ops.OPS, **sampling_ops.OPS, **attention.OPS, "plan": self.attention_plan}
 
-    def _plan(self, batch: StepArrays, params: AttnParams) -> AttentionPlan:
+    def attention_plan(self, batch: StepArrays, params: AttnParams) -> AttentionPlan:
+        """The op `plan`; kernels of one's own may build theirs on it."""
         return plan(batch, params, may_read=self.may_read_lengths())
 
     # --- facts ----------------------------------------------------------------------------

@@ -24,19 +24,17 @@ from leadframe.platform.backend import (
     WeightSource,
 )
 from leadframe.platform.batch import Bucket
-from leadframe.platform.host_memory import host_memory
-from leadframe.platform.info import Limits, MemoryInfo
+from leadframe.platform.info import Limits
 from leadframe_torch import (
     AcceleratorLayer,
     CompileMode,
     DeviceLayer,
-    Holdings,
+    HostLayer,
     ModuleGraphs,
     Rank,
 )
 from leadframe_torch.backend import TorchBackend
 from leadframe_torch.dtypes import from_host, to_host, torch_dtype
-from leadframe_torch.graphs import GraphFactory
 from leadframe_torch.steps import FunctionStep, RecordedStep, padding_batch, traced_step
 from leadframe_torch.weights import read_part
 from leadframe_triton.arch import INTERPRETER, Arch, arch_named
@@ -67,31 +65,6 @@ class Settings:
     compile: CompileMode = "eager"
     batch_invariant: bool = False
     tune: bool = False
-
-
-class InterpreterLayer:
-    """The host, for kernels that Triton interprets.
-
-    Args:
-      shared_by: ranks that share the host; each gets its part.
-    """
-
-    def __init__(self, shared_by: int = 1) -> None:
-        self._shared_by = shared_by
-        self.device = torch.device("cpu")
-        self.graphs: GraphFactory | None = None
-
-    def memory(self, held: Holdings) -> MemoryInfo:
-        """Reads the memory that this process may use."""
-        total, free = host_memory()
-        ranks = self._shared_by
-        return MemoryInfo(total // ranks, free // ranks, held.current, held.peak)
-
-    def synchronize(self) -> None:
-        """Returns at once: host work is done when its call returns."""
-
-    def release_cached(self) -> None:
-        """Does nothing: freed memory goes back by itself."""
 
 
 class TritonBackend(TorchBackend):
@@ -254,7 +227,7 @@ def device_backend(index: int, settings: Settings, limits: Limits) -> TritonBack
 
 def interpreter_backend(settings: Settings, limits: Limits) -> TritonBackend:
     """Builds a backend that interprets the kernels on the host."""
-    layer = InterpreterLayer(shared_by=limits.tensor_parallel_size)
+    layer = HostLayer(shared_by=limits.tensor_parallel_size)
     return TritonBackend(layer, INTERPRETER, settings, limits)
 
 

@@ -49,7 +49,7 @@ class XpuBackend(TorchBackend):
     def _paged_plan(self, batch: StepArrays, params: AttnParams) -> PagedPlan:
         assert self._kernels is not None, "only native ops take this plan"
         slot_dtype, is_host = self._kernels.facts.slot_dtype, self.device.type == "cpu"
-        return plan_batch(batch, self._plan(batch, params), slot_dtype, may_read=is_host)
+        return plan_batch(batch, self.attention_plan(batch, params), slot_dtype, may_read=is_host)
 
     def new_kv_layer(self, spec: KVSpec, layer: KVLayerSpec, num_blocks: int) -> KVLayer:
         """Allocates one zeroed layer, laid out for the kernels.

@@ -9,11 +9,10 @@ import torch
 
 from leadframe.errors import DeviceNotFound
 from leadframe.platform.info import Device
-from leadframe_torch import AcceleratorLayer, DeviceLayer, ModuleGraphs
+from leadframe_torch import AcceleratorLayer, DeviceLayer, HostLayer, ModuleGraphs
 from leadframe_xpu import libraries
 from leadframe_xpu.backend import XpuBackend
 from leadframe_xpu.detection import HOST_ARCH
-from leadframe_xpu.host_layer import HostLayer
 from leadframe_xpu.installed import Installed
 from leadframe_xpu.ipex_kernels import HOST, XPU, IpexKernels
 from leadframe_xpu.native import NativeKernels

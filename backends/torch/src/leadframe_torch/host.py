@@ -8,7 +8,8 @@ import torch
 
 from leadframe.platform.host_memory import host_memory
 from leadframe.platform.info import MemoryInfo
-from leadframe_torch import GraphFactory, Holdings
+from leadframe_torch.devices import Holdings
+from leadframe_torch.graphs import GraphFactory
 
 
 class HostLayer:
