@@ -102,6 +102,19 @@ NEUTRAL = {"tools": [], "tool_choice": "none", "response_format": {"type": "text
 
 def test_requests_for_nothing_are_accepted(world):
     assert world.chat(**NEUTRAL, modalities=["text"], echo=False).status_code == 200
+    assert world.chat(continue_final_message=False, tools=None, tool_choice=None).status_code == 200
+    options = {"include_usage": True, "continuous_usage_stats": False}
+    assert world.chat(stream=True, stream_options=options).status_code == 200
+
+
+@pytest.mark.parametrize("calls", [[], None])
+def test_a_reply_without_tool_calls_can_be_sent_back(world, scripted, calls):
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes", "tool_calls": calls, "function_call": None},
+    ]
+    text = prompt_of(world, scripted, messages=messages)
+    assert text == "<s>[user]hi[assistant]yes[assistant]"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +130,48 @@ def test_requests_for_nothing_are_accepted(world):
 def test_what_is_not_served_is_refused_by_name(world, error_of, field, value):
     error = error_of(world.chat(**{field: value}), 400, field)
     assert "not supported" in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["choice", "grammar", "json", "regex"])
+def test_an_old_name_of_structured_outputs_names_the_new_one(world, error_of, kind):
+    message = error_of(world.chat(**{f"guided_{kind}": "x"}), 400, f"guided_{kind}")["message"]
+    assert f"'structured_outputs', such as {{\"{kind}\": ...}}" in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "other_values"),
+    [
+        ("reasoning_effort", "high", False),
+        ("guided_json", {}, False),
+        ("truncate_prompt_tokens", 4, False),
+        ("best_of", 2, True),
+        ("tools", [{"type": "function"}], True),
+    ],
+)
+def test_only_where_a_value_is_served_is_the_value_blamed(
+    world, error_of, field, value, other_values
+):
+    message = error_of(world.chat(**{field: value}), 400, field)["message"]
+    assert ("with this value" in message) is other_values
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"role": "tool", "tool_call_id": "1"}, "messages.0.role"),
+        ({"role": "function"}, "messages.0.role"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages.0.tool_calls"),
+    ],
+)
+def test_tool_calling_is_refused_in_so_many_words(world, error_of, extra, param):
+    body = {"messages": [{"content": "x", **extra}]}
+    error = error_of(world.post("/v1/chat/completions", body), 400, param)
+    assert "tool calling is not served" in error["message"]
+
+
+def test_a_tool_call_is_not_an_empty_reply_in_disguise(world, error_of):
+    error = error_of(world.chat(tool_calls=[]), 400, "tool_calls")
+    assert "with this value" not in error["message"]
 
 
 @pytest.mark.parametrize(

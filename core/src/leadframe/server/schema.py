@@ -50,6 +50,7 @@ IGNORED = frozenset(
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),
+    "continue_final_message": (False,),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -62,16 +63,24 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Fields that are not served, with the values that ask for nothing, as None always does."""
 
-_UNSERVED = frozenset(
+_NO_TOOLS = "tool calling is not served; leave it out"
+_UNSERVED: Mapping[str, str] = {
+    **dict.fromkeys(("function_call", "functions", "tool_call_id", "tool_choice"), _NO_TOOLS),
+    **dict.fromkeys(("tool_calls", "tools"), _NO_TOOLS),
+    **{
+        f"guided_{kind}": f"use 'structured_outputs', such as {{\"{kind}\": ...}}"
+        for kind in ("choice", "grammar", "json", "regex")
+    },
+    "chat_template": "start the server with --chat-template, or leave it out",
+}
+"""What to do about a field that is not served, where that is more than to leave it out."""
+
+_KNOWN_UNSERVED = frozenset(
     {
         *NEUTRAL,
+        *_UNSERVED,
         "audio",
-        "continue_final_message",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "chat_template",
+        "continuous_usage_stats",
         "prediction",
         "reasoning_effort",
         "truncate_prompt_tokens",
@@ -86,26 +95,28 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     ignored: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
 
     @model_validator(mode="after")
     def _check_extra(self) -> Self:
         for name, value in (self.model_extra or {}).items():
-            if value is None or name in self.ignored or _asks_nothing(name, value):
+            if value is None or name in self.ignored or self._asks_nothing(name, value):
                 continue
             raise bad(_refusal(name, type(self)), name)
         return self
 
-
-def _asks_nothing(name: str, value: object) -> bool:
-    return any(type(value) is type(v) and value == v for v in NEUTRAL.get(name, ())) or (
-        name == "length_penalty" and type(value) in (int, float) and value == 1
-    )
+    def _asks_nothing(self, name: str, value: object) -> bool:
+        if name == "length_penalty" and type(value) is float:
+            return value == 1
+        return any(type(value) is type(v) and value == v for v in self.neutral.get(name, ()))
 
 
 def _refusal(name: str, model: type[Body]) -> str:
     shown = repr(name[:64])
-    if name in _UNSERVED:
-        return f"parameter {shown} is not supported with this value; leave it out"
+    if name in _KNOWN_UNSERVED:
+        which = "with this value" if name in model.neutral else ""
+        advice = _UNSERVED.get(name, "leave it out")
+        return f"parameter {shown} is not supported {which}".rstrip() + f"; {advice}"
     hint = did_you_mean(name[:64], model.model_fields) or "; leave it out"
     return f"unknown parameter {shown}{hint}"
 
@@ -114,6 +125,7 @@ class StreamOptions(Body):
     """What a stream carries besides tokens."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"continuous_usage_stats": (False,)}
 
     include_usage: bool = False
 
@@ -219,12 +231,21 @@ def _read_content(value: Any) -> str | None:
     return "\n".join(texts)
 
 
+def _read_role(value: Any) -> Any:
+    if value in ("tool", "function"):
+        raise bad(f"is {value!r}, and tool calling is not served; give results as role 'user'")
+    return value
+
+
 class Message(Body):
     """One message of a conversation."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({"annotations"})
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"tool_calls": ([],)}
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"], BeforeValidator(_read_role)
+    ]
     content: Annotated[str | None, BeforeValidator(_read_content)] = None
     name: Name | None = None
 
