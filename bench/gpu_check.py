@@ -6,8 +6,10 @@ A stage that fails or runs out of time costs its own numbers and no other's.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,9 +96,9 @@ def _start_kit(plan: Plan, cases: tuple[str, ...], index: int) -> tuple[Any, Pat
     report = plan.folder / f"kit-{cases[0][0]}{index}.json"
     command = [sys.executable, "-m", "leadframe.cli.main", "conformance", plan.selected]
     command += ["--tier", "full", "--report", str(report)]
+    command += [] if plan.dry_run else ["--require-hardware"]
     command += [text for case in cases for text in ("--case", case)]
-    log = report.with_suffix(".log").open("w")
-    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT), report
+    return _start(command, report.with_suffix(".log")), report
 
 
 def _merge_kit(out: dict[str, Any], cases: Any, report: Path, is_finished: bool) -> None:
@@ -111,6 +113,29 @@ def _merge_kit(out: dict[str, Any], cases: Any, report: Path, is_finished: bool)
             out["failed"].append({"case": row["id"], "reason": row["reason"][:300]})
         else:
             out["passed"] += 1
+
+
+_RUNNING: list[subprocess.Popen[bytes]] = []
+"""What was started; none of it outlives this process."""
+
+
+def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("w") as target:
+        process = subprocess.Popen(command, stdout=target, stderr=subprocess.STDOUT)
+    _RUNNING.append(process)
+    return process
+
+
+def _end_all() -> None:
+    for process in _RUNNING:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _leave(signum: int, frame: object) -> None:
+    """Ends at once and in order: what is running is ended on the way out."""
+    sys.exit(128 + signum)
 
 
 def _wait(process: Any, seconds: float) -> bool:
@@ -131,9 +156,8 @@ def script(name: str, *arguments: str) -> Callable[[Plan, float], dict[str, Any]
         report = plan.folder / f"{tag}.json"
         command = [sys.executable, str(HERE / f"gpu_{name}.py"), "--report", str(report)]
         command += ["--device", plan.selected, *arguments, *(["--toy"] if plan.dry_run else [])]
-        with report.with_suffix(".log").open("w") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-            is_finished = _wait(process, limit)
+        process = _start(command, report.with_suffix(".log"))
+        is_finished = _wait(process, limit)
         out = json.loads(report.read_text()) if report.exists() else {}
         if not is_finished:
             out["error"] = f"stopped after {limit:.0f} s"
@@ -222,6 +246,18 @@ def _say(name: str, outcome: dict[str, Any]) -> None:
             print(f"   {key}: {json.dumps(value)[:400]}", flush=True)
 
 
+def why_no_device(device: str) -> str:
+    """Why there is nothing to check here; empty where there is a device."""
+    from leadframe.errors import LeadframeError
+    from leadframe.platform.selection import select_device
+
+    try:
+        select_device(device, os.environ)
+    except LeadframeError as error:
+        return f"{str(error).splitlines()[0]}\n--dry-run goes through it in the interpreter"
+    return ""
+
+
 def main() -> int:
     """Returns 0 when every stage that was asked for ran without an error."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -238,6 +274,11 @@ def main() -> int:
     name = "gpu_check_dry_run.json" if args.dry_run else "gpu_check.json"
     target = args.report or HERE / "results" / name
     seconds = args.seconds or (1800.0 if args.dry_run else 180.0)
+    if not args.dry_run and (problem := why_no_device(args.device)):
+        print(f"gpu_check: {problem}", file=sys.stderr)
+        return 2
+    atexit.register(_end_all)
+    signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(args.device, args.dry_run, Path(folder), time.monotonic() + seconds)
         result = check(plan, stages, target)

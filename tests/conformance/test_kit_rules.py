@@ -169,12 +169,46 @@ def test_a_platform_without_its_device_is_proved_on_its_interpreter_and_says_so(
     assert (report["device"], report["evidence"]) == ("cuda:interpreter", "interpreter")
 
 
+def test_cases_are_chosen_within_the_tier(tmp_path):
+    path = tmp_path / "out.json"
+    done = _conformance("reference", "--case", "B.layer", "--report", str(path))
+    assert done.returncode == 0, done.stdout
+    assert {result["tier"] for result in json.loads(path.read_text())["results"]} == {"core"}
+    done = _conformance("reference", "--case", "H.device")
+    assert done.returncode != 0
+    assert "H.device: no such case in this tier; add --tier perf" in done.stderr
+    done = _conformance("reference", "--case", "Z.nothing")
+    assert "no case matches Z.nothing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong", ["[]", "null", '{"schema": 1, "results": 5}', '{"results": [{}]}']
+)
+def test_a_report_of_another_shape_is_told_in_a_line(tmp_path, capsys, wrong):
+    path = tmp_path / "out.json"
+    path.write_text(
+        wrong
+        if "results" not in wrong
+        else json.dumps(
+            {
+                "schema": 1,
+                "tier": "core",
+                "capabilities": {},
+                "verdict": "failed",
+                **json.loads(wrong),
+            }
+        )
+    )
+    assert main(["verify", str(path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("device", ["cuda:0", "xpu"])
 def test_an_index_and_a_platform_without_interpreter_are_not_replaced(device, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = _conformance(device, "--case", "A.hooks")
     assert done.returncode != 0
-    assert f"device '{device}' (--device) is not present" in done.stdout
+    assert f"device '{device}' (--device) is not present" in done.stderr
     assert "so the kit runs on" not in done.stdout
 
 
@@ -189,12 +223,14 @@ def test_hardware_can_be_required(device, says, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = _conformance(device, "--case", "A.hooks", "--require-hardware")
     assert done.returncode != 0
-    assert says in done.stdout
+    assert says in done.stdout + done.stderr
 
 
 def test_a_run_writes_its_three_files(tmp_path):
     path = tmp_path / "out.json"
-    done = _conformance("sim", "--case", "J", "--case", "H.device", "--report", str(path))
+    done = _conformance(
+        "sim", "--case", "J", "--case", "H.device", "--tier", "perf", "--report", str(path)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(path.read_text())
     assert verify(report) == []
@@ -217,6 +253,7 @@ def test_a_failure_prints_the_line_that_repeats_it():
 def test_a_device_that_is_not_there_is_one_clear_error():
     done = _conformance("nonesuch")
     assert done.returncode == 21
+    assert done.stderr.startswith("leadframe: device 'nonesuch' (--device)")
     assert "no installed distribution provides it" in done.stdout + done.stderr
 
 

@@ -79,6 +79,45 @@ def test_a_stage_gets_what_is_left_of_the_time(run):
     assert limits[1] == 50.0
 
 
+def test_without_a_device_it_says_so_and_starts_nothing(gpu_check, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    report = tmp_path / "report.json"
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--report", str(report)])
+    assert gpu_check.main() == 2
+    assert "device 'cuda' (--device) is not present" in capsys.readouterr().err
+    assert not gpu_check._RUNNING
+    assert not report.exists()
+
+
+def test_the_kit_takes_no_interpreter_in_the_devices_place(gpu_check, monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(gpu_check, "_start", lambda command, log: started.append(command))
+    for dry_run in (False, True):
+        plan = gpu_check.Plan("cuda", dry_run, tmp_path, time.monotonic() + 100)
+        gpu_check._start_kit(plan, ("B.",), 0)
+    assert ["--require-hardware" in command for command in started] == [True, False]
+
+
+def test_what_it_started_ends_with_it(gpu_check, tmp_path):
+    code = (
+        "import importlib.util, pathlib, signal, sys, atexit, time\n"
+        f"sys.path.insert(0, {str(BENCH)!r})\n"
+        "import gpu_check\n"
+        "atexit.register(gpu_check._end_all)\n"
+        "signal.signal(signal.SIGTERM, gpu_check._leave)\n"
+        "child = gpu_check._start([sys.executable, '-c', 'import time; time.sleep(100)'],\n"
+        "                         pathlib.Path(sys.argv[1]))\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        child = int(parent.stdout.readline())
+        parent.terminate()
+        assert parent.wait(20) != 0
+    assert not Path(f"/proc/{child}").exists()
+
+
 def test_a_script_that_hangs_is_stopped_and_keeps_its_report(gpu_check, monkeypatch, tmp_path):
     script = (
         "import sys, time; path = sys.argv[sys.argv.index('--report') + 1]\n"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leadframe.conformance.case import TIERS
+from leadframe.errors import LeadframeError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +53,13 @@ def _run(args: argparse.Namespace) -> int:
     except ImportError:
         sys.stderr.write("the kit needs pytest: pip install 'leadframe[conformance]'\n")
         return 2
+    from leadframe.conformance.open_kit import choose
+
+    try:
+        choose(args.device, require_hardware=args.require_hardware)
+    except LeadframeError as error:  # here it is one plain line; pytest would frame it
+        sys.stderr.write(f"leadframe: {error}\n")
+        return error.exit_code
     return int(pytest.main(_pytest_arguments(args)))
 
 
@@ -95,11 +103,17 @@ def _verify(argv: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"{path} cannot be read: {error}\n")
         return 2
+    except (AttributeError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        sys.stderr.write(f"{path} has not the shape of a report ({what})\n")
+        return 2
     for problem in problems:
         sys.stdout.write(f"{problem}\n")
     if problems:
         return 1
     line = f"{report['device']}: {report['tier']} tier {report['verdict']}, {report['evidence']}"
+    if report["verdict"] == "partial":
+        line += " (narrowed to some cases: it proves nothing about the others)"
     sys.stdout.write(f"{line}; the report obeys the rules\n")
     return 0 if report["verdict"] == "conformant" else 1
 

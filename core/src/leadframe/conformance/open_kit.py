@@ -31,15 +31,8 @@ def open_kit(
     Raises:
       PlatformError: the device cannot be used.
     """
-    stand_in = ""
-    try:
-        selection = select_device(device, os.environ)
-    except DeviceNotFound as missing:
-        if require_hardware or ":" in device:
-            raise
-        selection = _interpreter(device, missing)
-        stand_in = str(missing).partition("\n")[0]
-        device = f"{device}:{STAND_IN}"
+    selection, stand_in = choose(device, require_hardware=require_hardware)
+    device = f"{device}:{STAND_IN}" if stand_in else device
     values = dict(pair.split("=", 1) for pair in options)
 
     def create() -> Backend:
@@ -58,6 +51,20 @@ def open_kit(
     )
 
 
+def choose(device: str, *, require_hardware: bool = False) -> tuple[Selection, str]:
+    """Selects what a run is on, and says why it is an interpreter where it was not asked for.
+
+    Raises:
+      PlatformError: the device cannot be used.
+    """
+    try:
+        return select_device(device, os.environ), ""
+    except DeviceNotFound as missing:
+        if require_hardware or ":" in device:
+            raise
+        return _interpreter(device, missing), str(missing).partition("\n")[0]
+
+
 def _interpreter(platform: str, missing: DeviceNotFound) -> Selection:
     """Returns the platform's interpreter; what the device's absence raised where it has none."""
     try:
@@ -66,4 +73,4 @@ def _interpreter(platform: str, missing: DeviceNotFound) -> Selection:
         raise missing from None
 
 
-__all__ = ["LIMITS", "STAND_IN", "open_kit"]
+__all__ = ["LIMITS", "STAND_IN", "choose", "open_kit"]

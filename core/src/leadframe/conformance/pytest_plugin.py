@@ -72,19 +72,26 @@ def pytest_configure(config: pytest.Config) -> None:
     """Selects the cases."""
     tier = cast(Tier, config.getoption("--tier"))
     patterns = config.getoption("--case")
-    pool = all_cases() if patterns else in_tier(all_cases(), tier)
-    cases = [c for c in pool if not patterns or any(matches(c.id, p) for p in patterns)]
+    named = [c for c in all_cases() if not patterns or any(matches(c.id, p) for p in patterns)]
+    cases = in_tier(named, tier)
     if not cases:
-        raise pytest.UsageError(f"no case matches {', '.join(patterns)}")
+        raise pytest.UsageError(_no_case(patterns, named))
     config.stash[RUN] = Run(cases, tier, config.getoption("--fuzz"), config.getoption("--report"))
+
+
+def _no_case(patterns: list[str], named: list[Case]) -> str:
+    """What to say when a tier has none of the cases that were asked for."""
+    asked = ", ".join(patterns)
+    if not named:
+        return f"no case matches {asked}"
+    tiers = [tier for tier in TIERS if any(case.tier == tier for case in named)]
+    return f"{asked}: no such case in this tier; add --tier {tiers[0]}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the fuzzer out unless it was given time."""
     if not config.stash[RUN].fuzz_seconds:
-        idle = [item for item in items if item.name == "test_fuzz"]
-        config.hook.pytest_deselected(items=idle)
-        items[:] = [item for item in items if item not in idle]
+        items[:] = [item for item in items if item.name != "test_fuzz"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
