@@ -98,6 +98,7 @@ def test_an_absent_device_fails_at_once_on_one_screen():
         (["bench", "thruput"], ["'thruput'", "did you mean 'throughput'"]),
         (["compile-check", "nosuch"], ["'nosuch'"]),
         (["version", "--loud"], ["'--loud'"]),
+        (["serve", "--trust-remote-code"], ["'--trust-remote-code'", "never run"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_what_to_do(argv, words, capsys):
@@ -160,6 +161,10 @@ def test_flags_reach_the_configuration():
 
 def test_no_flags_give_the_defaults():
     assert parse() == EngineConfig()
+
+
+def test_tensor_parallel_has_a_short_flag():
+    assert parse("-tp", "2").device.tensor_parallel_size == 2
 
 
 def test_flags_are_not_abbreviated():
@@ -315,10 +320,27 @@ def test_compile_check_goes_to_the_platforms_distribution(monkeypatch, capsys):
         return lambda argv: seen.append(argv) or 7
 
     points = [EntryPoint("mine", "leadframe-mine", "1", load)]
-    monkeypatch.setattr(compile_check, "installed_entry_points", lambda group: points)
+    monkeypatch.setattr(compile_check, "installed_entry_points", lambda *_: points)
     assert main(["compile-check", "mine", "--target", "x"]) == 7
     assert seen == [["--target", "x"]]
     assert main(["compile-check", "mien"]) == 2
     assert "did you mean 'mine'" in capsys.readouterr().err
     assert main(["compile-check", "cuda"]) == 2
-    assert "pip install leadframe-cuda" in capsys.readouterr().err
+    hint = "pip install ./backends/torch ./backends/triton ./backends/cuda"
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu"])
+def test_compile_check_makes_no_wild_guess(name, capsys):
+    assert main(["compile-check", name]) == 2
+    err = capsys.readouterr().err
+    assert "did you mean" not in err
+    assert ("cpu is installed and compiles nothing ahead" in err) == (name == "cpu")
+
+
+@pytest.mark.parametrize("flag", ["--tokenizer", "--enable-lora", "--quantization", "--dtpe"])
+def test_a_wild_guess_at_an_option_is_not_made(flag, capsys):
+    assert main(["serve", flag, "x"]) == 2
+    err = capsys.readouterr().err
+    assert f"unknown option {flag!r}" in err
+    assert ("did you mean" in err) == (flag == "--dtpe")

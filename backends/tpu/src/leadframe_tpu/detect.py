@@ -54,7 +54,7 @@ def detect(env: Mapping[str, str], root: Path = Path("/")) -> Detection:
       root: where `/sys` and `/dev` are.
     """
     if find_spec("jax") is None:
-        return Detection((), "jax is not installed; run: pip install 'leadframe-tpu[tpu]'")
+        return Detection((), "jax is not installed; run: pip install 'jax[tpu]>=0.10.2'")
     named = env.get("LEADFRAME_DEVICE", "")
     if named == f"tpu:{INTERPRETED.name}":
         return Detection((INTERPRETED,), "kernels run in Pallas' interpreter on the host")
@@ -89,7 +89,7 @@ def _why_absent(env: Mapping[str, str], root: Path, chips: list[_Chip]) -> str |
             "/dev/vfio/* can be seen; pass the devices into the container"
         )
     if find_spec("libtpu") is None and not env.get("TPU_LIBRARY_PATH"):
-        return "libtpu is not installed; run: pip install 'leadframe-tpu[tpu]'"
+        return "libtpu is not installed; run: pip install libtpu"
     platforms = env.get("JAX_PLATFORMS", "")
     if platforms and "tpu" not in platforms.split(","):
         return f"JAX_PLATFORMS is {platforms!r}, which hides the TPU; unset it"

@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     name, rest = argv[0], list(argv[1:])
     point = find_entry_point(name, points)
     if point is None:
-        hint = did_you_mean(name, names) or install_hint(name)
+        hint = did_you_mean(name, names) or _how_to_get(name)
         offered = ", ".join(names) or "none"
         raise ConfigError(f"no compile check for platform {name!r} (installed: {offered}){hint}")
     try:
@@ -36,6 +36,12 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"the compile check of {point} could not be imported: {error}") from error
     status: int = main(rest)
     return status
+
+
+def _how_to_get(name: str) -> str:
+    if find_entry_point(name, installed_entry_points()) is not None:
+        return f"; {name} is installed and compiles nothing ahead"
+    return install_hint(name)
 
 
 def _parser(names: Sequence[str]) -> Parser:

@@ -28,7 +28,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add_field(device, DeviceConfig, "options", "-o", type=key_value, metavar="KEY=VALUE", **pairs)
     add_field(device, DeviceConfig, "op_order", "--op", type=op_names, metavar="OP=NAMES", **pairs)
     add_field(device, DeviceConfig, "op_fallback", choices=("device", "host"))
-    add_field(device, DeviceConfig, "tensor_parallel_size")
+    add_field(
+        device, DeviceConfig, "tensor_parallel_size", "--tensor-parallel-size", "-tp", metavar="N"
+    )
     add_field(device, DeviceConfig, "enforce_eager", action="store_true")
 
     memory = parser.add_argument_group("memory")

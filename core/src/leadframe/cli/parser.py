@@ -21,6 +21,10 @@ _BYTES = {
 }  # fmt: skip
 
 
+_REFUSED = {"--trust-remote-code": "; code that comes with a model is never run"}
+"""Options that people bring from elsewhere and that will not come: why."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations, whose errors are `ConfigError`s of one line."""
 
@@ -47,7 +51,7 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, name: str) -> str:
         from leadframe.platform.names import did_you_mean
 
-        return did_you_mean(name, self._option_string_actions)
+        return _REFUSED.get(name) or did_you_mean(name, self._option_string_actions)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parses arguments.

@@ -235,7 +235,15 @@ def _automatic(env: Mapping[str, str], points: Sequence[EntryPoint]) -> Selectio
     hosts = [row for row in ready if row.kind == "host"]
     if len(hosts) != 1:
         raise _no_host(hosts, rows)
-    return _chosen(hosts[0], ": no accelerator is present")
+    return _chosen(hosts[0], f": {_why_host(rows)}")
+
+
+def _why_host(rows: Sequence[DeviceRow]) -> str:
+    """Says why no accelerator was chosen, and no more than is known."""
+    names = [row.name for row in rows if row.kind == "accelerator"]
+    if not names:
+        return "no accelerator plugin is installed"
+    return f"no device of {', '.join(names)} is ready; `leadframe devices` says why"
 
 
 def _chosen(row: DeviceRow, why: str) -> Selection:
