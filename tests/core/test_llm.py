@@ -128,3 +128,21 @@ def test_an_unknown_setting_names_the_one_that_was_meant() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs"):
         engine_config(None, max_num_seq=3)
     assert engine_config(None, max_num_seqs=3).scheduler.max_num_seqs == 3
+
+
+def test_the_metrics_tell_what_became_of_the_cache(tiny_model) -> None:
+    with LLM(
+        str(tiny_model), device="reference", block_size=16, num_blocks_override=9,
+        gpu_memory_utilization=0.25, enable_prefix_caching=False,
+    ) as llm:  # fmt: skip
+        text = llm.engine.metrics.render().decode()
+    (line,) = [x for x in text.splitlines() if x.startswith("leadframe_cache_config_info{")]
+    for label, value in (
+        ("block_size", "16"),
+        ("num_gpu_blocks", "9"),
+        ("gpu_memory_utilization", "0.25"),
+        ("enable_prefix_caching", "False"),
+        ("cache_dtype", "float32"),
+    ):
+        assert f'{label}="{value}"' in line
+    assert line.endswith("} 1.0")

@@ -61,6 +61,7 @@ def test_one_request_gives_the_times_of_the_glossary():
         "request_time_per_output_token_seconds": (1, 1.0),
         "e2e_request_latency_seconds": (1, 5.0),
         "request_queue_time_seconds": (1, 1.0),
+        "request_inference_time_seconds": (1, 4.0),
         "request_prefill_time_seconds": (1, 2.0),
         "request_decode_time_seconds": (1, 2.0),
         "request_prompt_tokens": (1, 5),
@@ -153,6 +154,8 @@ def test_counters_and_histograms_agree_once_idle(lives):
     assert of("inter_token_latency_seconds_count") == of("generation_tokens_total") - with_tokens
     parts = sum(of(f"request_{p}_time_seconds_sum") for p in ("queue", "prefill", "decode"))
     assert parts == pytest.approx(of("e2e_request_latency_seconds_sum"))
+    served = sum(of(f"request_{p}_time_seconds_sum") for p in ("prefill", "decode"))
+    assert served == pytest.approx(of("request_inference_time_seconds_sum"))
     assert of("inter_token_latency_seconds_sum") == pytest.approx(
         of("request_decode_time_seconds_sum")
     )
@@ -198,12 +201,14 @@ def test_single_events_reach_their_series():
     metrics.on_rejected("queue_full")
     metrics.on_loop_lag(0.25)
     metrics.on_audit(3)
-    metrics.set_info({"device": "cpu:0", "dtype": "float32"})
+    metrics.set_info("engine_info", {"device": "cpu:0", "dtype": "float32"})
+    metrics.set_info("cache_config_info", {"block_size": "16"})
     assert value(metrics, "recomputed_tokens_total") == 12
     assert value(metrics, "admission_rejections_total", reason="queue_full") == 1
     assert value(metrics, "event_loop_lag_seconds") == 0.25
     assert value(metrics, "leaked_blocks") == 3
     assert value(metrics, "engine_info", device="cpu:0", dtype="float32") == 1
+    assert value(metrics, "cache_config_info", block_size="16") == 1
 
 
 def test_a_failing_metric_fails_nobody_and_is_counted(caplog):
@@ -223,6 +228,13 @@ def test_every_series_is_prefixed_and_documented():
     for line in text.splitlines():
         assert re.match(r"(# (HELP|TYPE) )?leadframe_", line), line
     assert all(len(line.split(" ", 3)[3]) > 5 for line in text.splitlines() if "# HELP" in line)
+
+
+def test_every_sample_names_the_model():
+    metrics = EngineMetrics("m", StartupLedger())
+    metrics.set_info("engine_info", {"device": "cpu:0"})
+    for line in metrics.render().decode().splitlines():
+        assert line.startswith("#") or 'model_name="m"' in line, line
 
 
 def test_events_from_many_threads_are_not_lost():
@@ -253,6 +265,7 @@ def test_the_documentation_names_every_series_and_no_other():
         for name in re.findall(r"`(\w+)`", line.split("|")[1])
     }
     metrics = EngineMetrics(ledger=StartupLedger())
-    metrics.set_info({"device": "cpu:0"})
+    metrics.set_info("engine_info", {"device": "cpu:0"})
+    metrics.set_info("cache_config_info", {"block_size": "16"})
     exposed = re.findall(r"# TYPE leadframe_(\w+) ", metrics.render().decode())
     assert documented == set(exposed)

@@ -89,12 +89,12 @@ def test_json_has_stable_keys_and_survives_a_round_trip(ledger):
 
 
 def test_the_ledger_is_exported_as_gauges(ledger):
-    text = EngineMetrics(ledger=ledger).render().decode()
-    assert 'leadframe_startup_seconds{phase="load"} 2.0' in text
-    assert 'leadframe_startup_bytes{phase="kv"} 1.073741824e+09' in text
-    assert 'leadframe_startup_compile_cache{result="hit"} 1.0' in text
-    assert 'leadframe_startup_compile_cache{result="miss"} 1.0' in text
-    assert 'leadframe_startup_compile_cache{result="none"} 0.0' in text
+    text = EngineMetrics("m", ledger).render().decode()
+    assert 'leadframe_startup_seconds{model_name="m",phase="load"} 2.0' in text
+    assert 'leadframe_startup_bytes{model_name="m",phase="kv"} 1.073741824e+09' in text
+    assert 'leadframe_startup_compile_cache{model_name="m",result="hit"} 1.0' in text
+    assert 'leadframe_startup_compile_cache{model_name="m",result="miss"} 1.0' in text
+    assert 'leadframe_startup_compile_cache{model_name="m",result="none"} 0.0' in text
 
 
 def test_a_note_ends_the_line(clock):

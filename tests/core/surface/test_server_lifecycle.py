@@ -37,6 +37,7 @@ def test_names_that_are_given_replace_the_models(start, scripted):
     assert world.complete(model="c").json()["model"] == "c"
     assert world.complete().json()["model"] == "a/b"
     assert world.complete(model="scripted").status_code == 404
+    assert 'leadframe_num_requests_running{model_name="a/b"}' in world.http.get("/metrics").text
 
 
 def test_metrics_are_exposed(world):

@@ -166,6 +166,8 @@ def _assemble(
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
     name = checkpoint.name
+    metrics = EngineMetrics(name, ledger)
+    metrics.set_info("cache_config_info", cache_facts(config, kv_spec, plan, _kind(selection)))
     return EngineParts(
         config=config,
         backend=backend,
@@ -176,7 +178,7 @@ def _assemble(
         model_name=name,
         model_path=checkpoint.tokenizer_path,
         max_model_len=plan.max_model_len,
-        metrics=EngineMetrics(name, ledger),
+        metrics=metrics,
         ledger=ledger,
         ops=ops,
         kv_plan=plan,
@@ -253,6 +255,19 @@ def make_kv_spec(config: EngineConfig, backend: Backend, info: ModelInfo, dtype:
         offered = ", ".join(caps.kv_dtypes)
         raise ConfigError(f"--kv-cache-dtype is {kv_dtype!r}; this device stores {offered}")
     return KVSpec(info.kv_layers, block_size, kv_dtype)
+
+
+def cache_facts(
+    config: EngineConfig, kv_spec: KVSpec, plan: KVPlan, kind: PlatformKind
+) -> dict[str, str]:
+    """Returns what became of the KV cache's settings, by the names that dashboards know."""
+    return {
+        "block_size": str(kv_spec.block_size),
+        "num_gpu_blocks": str(plan.num_blocks),
+        "gpu_memory_utilization": str(memory_fraction(config, kind)),
+        "enable_prefix_caching": str(config.cache.enable_prefix_caching),
+        "cache_dtype": kv_spec.dtype,
+    }
 
 
 def op_specs(info: ModelInfo, kv: KVSpec, dtype: str) -> list[OpSpec]:

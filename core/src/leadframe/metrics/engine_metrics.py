@@ -1,6 +1,7 @@
 """What the engine counts about requests and steps.
 
-Names follow the field: a dashboard for vLLM works after `vllm:` is replaced by `leadframe_`.
+Names follow the field: a series of vLLM is, where it exists here, the same one after `vllm:` is
+replaced by `leadframe_`.
 
 Conservation, which tests hold: every request that arrived is counted once in
 `request_success_total` when it ends, whatever the reason (`stop`, `length`, `abort`, `error`), and
@@ -9,7 +10,8 @@ and errors included. Therefore, whenever no request is in flight:
 
 * `prompt_tokens_total` equals the sum of `request_prompt_tokens`;
 * `generation_tokens_total` equals the sum of `request_generation_tokens`;
-* queue, prefill and decode time add up to `e2e_request_latency_seconds`;
+* queue, prefill and decode time add up to `e2e_request_latency_seconds`, and the last two to
+  `request_inference_time_seconds`;
 * `inter_token_latency_seconds` has one observation for each generated token but the first of each
   request, and its sum is that of `request_decode_time_seconds`.
 
@@ -105,14 +107,13 @@ class EngineMetrics(Collector):
         self.model_name = model_name
         self._lock = threading.Lock()
         self._in_flight: dict[str, _InFlight] = {}
-        self._info: dict[str, str] = {}
+        self._infos: dict[str, dict[str, str]] = {}
+        self._ledger = ledger
         self._make_gauges()
         self._make_counters()
         self._make_histograms()
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        if ledger is not None:
-            self._registry.register(ledger)
 
     def _make_gauges(self) -> None:
         self.running = Gauge("num_requests_running", "Requests that hold blocks.")
@@ -173,6 +174,7 @@ class EngineMetrics(Collector):
         )
         self.e2e = seconds("e2e_request_latency", "Arrival to last token.")
         self.queue_time = seconds("request_queue_time", "Arrival to first scheduled.")
+        self.inference_time = seconds("request_inference_time", "First scheduled to last token.")
         self.prefill_time = seconds("request_prefill_time", "First scheduled to first token.")
         self.decode_time = seconds("request_decode_time", "First token to last token.")
         self.step_time = seconds("step_time", "Duration of an engine step.", _STEP)
@@ -283,9 +285,9 @@ class EngineMetrics(Collector):
         self.leaked_blocks.value = leaked_blocks
 
     @_never_fails
-    def set_info(self, info: Mapping[str, str]) -> None:
-        """Sets the labels of `leadframe_engine_info`, such as device, dtype and version."""
-        self._info = dict(info)
+    def set_info(self, name: str, info: Mapping[str, str]) -> None:
+        """Sets the labels of a series of value 1, such as `engine_info` or `cache_config_info`."""
+        self._infos[name] = dict(info)
 
     def render(self) -> bytes:
         """Returns the exposition text, in Prometheus' format 0.0.4."""
@@ -297,13 +299,17 @@ class EngineMetrics(Collector):
         with self._lock:
             self.oldest_age.value = self._oldest_age()
             families = [item.family(labels, values) for item in self._instruments()]
+            families += [self._info_family(name, info) for name, info in self._infos.items()]
         yield from families
-        if self._info:
-            info = GaugeMetricFamily(
-                PREFIX + "engine_info", "Facts about the engine.", labels=[*labels, *self._info]
-            )
-            info.add_metric([*values, *self._info.values()], 1)
-            yield info
+        if self._ledger is not None:
+            yield from self._ledger.families(labels, values)
+
+    def _info_family(self, name: str, info: Mapping[str, str]) -> Metric:
+        family = GaugeMetricFamily(
+            PREFIX + name, "1; the labels are the facts.", labels=["model_name", *info]
+        )
+        family.add_metric([self.model_name, *info.values()], 1)
+        return family
 
     def _instruments(self) -> list[Instrument]:
         return [item for item in vars(self).values() if isinstance(item, Instrument)]
@@ -328,6 +334,7 @@ class EngineMetrics(Collector):
         scheduled = first if times.first_scheduled is None else min(times.first_scheduled, first)
         self.e2e.observe(last - state.arrival)
         self.queue_time.observe(scheduled - state.arrival)
+        self.inference_time.observe(last - scheduled)
         self.prefill_time.observe(first - scheduled)
         self.decode_time.observe(last - first)
         if state.num_tokens > 1:

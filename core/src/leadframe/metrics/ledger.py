@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from leadframe.metrics.instruments import PREFIX
 
@@ -72,7 +71,7 @@ class Phase:
         return "; ".join([*parts, self.note] if self.note else parts)
 
 
-class StartupLedger(Collector):
+class StartupLedger:
     """Times each phase of start-up separately; a table, JSON and gauges come out.
 
     One thread writes; any thread may read.
@@ -133,24 +132,22 @@ class StartupLedger(Collector):
         phases = [asdict(entry) for entry in self._phases.values()]
         return {"total_seconds": self.total_seconds, "phases": phases}
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields gauges with a `phase` label, for the registry."""
-        seconds = GaugeMetricFamily(
-            PREFIX + "startup_seconds", "Time of a phase of start-up.", labels=["phase"]
-        )
-        size = GaugeMetricFamily(
-            PREFIX + "startup_bytes", "Bytes read or allocated in a phase.", labels=["phase"]
-        )
-        misses = GaugeMetricFamily(
-            PREFIX + "startup_compile_cache", "Buckets compiled, by cache.", labels=["result"]
-        )
+    def families(self, labels: Sequence[str], values: Sequence[str]) -> Iterator[Metric]:
+        """Yields what Prometheus reads: gauges with a `phase` or `result` label besides."""
+
+        def gauge(name: str, help: str, label: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(PREFIX + name, help, labels=[*labels, label])
+
+        seconds = gauge("startup_seconds", "Time of a phase of start-up.", "phase")
+        size = gauge("startup_bytes", "Bytes read or allocated in a phase.", "phase")
+        caches = gauge("startup_compile_cache", "Buckets compiled, by cache.", "result")
         for entry in self._phases.values():
-            seconds.add_metric([entry.name], entry.seconds)
-            size.add_metric([entry.name], entry.bytes)
+            seconds.add_metric([*values, entry.name], entry.seconds)
+            size.add_metric([*values, entry.name], entry.bytes)
         hits = [d.cache_hit for d in self._phases["compile"].details]
         for result, value in (("hit", True), ("miss", False), ("none", None)):
-            misses.add_metric([result], hits.count(value))
-        yield from (seconds, size, misses)
+            caches.add_metric([*values, result], hits.count(value))
+        yield from (seconds, size, caches)
 
 
 def format_bytes(size: int) -> str:

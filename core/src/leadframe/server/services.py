@@ -58,7 +58,9 @@ class Services:
         recommended = self.engine.model_info.generation
         use_model = self.config.generation_config == "model"
         self.prompts = PromptReader(tokenizer, self.engine.max_model_len, self.chat_template)
-        self.engine.metrics.set_info({"version": VERSION, "device": self.engine.device_summary})
+        facts = {"version": VERSION, "device": self.engine.device_summary}
+        self.engine.metrics.set_info("engine_info", facts)
+        self.engine.metrics.model_name = self.model_names[0]
         self.params = ParamsReader(tokenizer, recommended if use_model else None)
 
     @property
