@@ -173,6 +173,19 @@ def test_more_ranks_than_kv_heads_share_them(tiny_model) -> None:
 
 
 @pytest.mark.slow
+def test_the_batch_does_not_change_a_bit_with_more_than_two_ranks(tiny_model) -> None:
+    """Text, log-probabilities and seeded draws alone are those among others."""
+    settings = two_ranks(tiny_model) | {"tensor_parallel_size": 4}
+    with LLM(**settings, enable_prefix_caching=False) as llm:
+        assert llm.engine.parts.backend.caps.batch_invariant
+        alone = [llm.generate([p], a)[0] for p, a in zip(PROMPTS, ASKED, strict=True)]
+        for one, other in zip(llm.generate(PROMPTS, ASKED), alone, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.logprobs == other.logprobs
+            assert one.prompt_logprobs == other.prompt_logprobs
+
+
+@pytest.mark.slow
 def test_three_ranks_serve_the_default_model() -> None:
     prompts = ["The capital of France is", "1, 1, 2, 3, 5, 8,"]
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)

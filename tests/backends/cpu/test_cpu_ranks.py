@@ -1,5 +1,7 @@
 """What a rank on the host holds: its part of every packed weight, of the memory and the cores."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import gguf
 import numpy as np
 import pytest
@@ -97,6 +99,27 @@ def test_steps_of_several_ranks_are_not_replayed():
 
 
 def test_what_is_claimed_of_ranks():
-    caps = [CpuBackend(1, native="on", rank=Rank(0, count)).caps for count in (1, 2, 3)]
-    assert all(one.rank_processes and one.tensor_parallel == 16 for one in caps)
-    assert [one.batch_invariant for one in caps] == [True, True, False]
+    for count in (1, 2, 3):
+        caps = CpuBackend(1, native="on", rank=Rank(0, count)).caps
+        assert caps.rank_processes
+        assert caps.tensor_parallel == 16
+        assert caps.batch_invariant, "see the test below, and tests/e2e/test_tensor_parallel.py"
+
+
+def test_a_row_shared_by_three_ranks_has_the_same_bits_in_any_batch(rng, tmp_path):
+    x = rng.standard_normal((9, ROWS), np.float32)
+    weight = rng.standard_normal((33, ROWS), np.float32)
+
+    def project(index):
+        backend = CpuBackend(1, native="on", rank=Rank(index, 3, str(tmp_path)))
+        part = backend.upload(weight, "float32", Partition(1), "linear")
+        linear, all_reduce = backend.ops["linear"], backend.ops["all_reduce"]
+        rows = backend.upload(np.ascontiguousarray(np.split(x, 3, 1)[index]))
+        together = all_reduce(linear(rows, part))
+        alone = [all_reduce(linear(rows[i : i + 1], part)) for i in range(len(x))]
+        return backend.download(together), np.concatenate(list(map(backend.download, alone)))
+
+    with ThreadPoolExecutor(3) as threads:
+        for together, alone in threads.map(project, range(3)):
+            np.testing.assert_array_equal(together, alone)
+            np.testing.assert_allclose(together, x @ weight.T, atol=1e-4)

@@ -65,6 +65,21 @@ def test_sums_and_joins(in_ranks, count, dtype):
         assert torch.equal(joined, torch.cat(rows, -1).to(dtype))
 
 
+def test_a_sum_does_not_depend_on_who_else_is_in_the_batch(in_ranks):
+    """gloo's own sums do from three ranks on."""
+
+    def exchange(rank):
+        shared = Collectives(rank, CPU)
+        x = torch.randn(7, 65, generator=torch.Generator().manual_seed(rank.index))
+        return shared.all_reduce(x), torch.cat([shared.all_reduce(row) for row in x.split(1)])
+
+    first = None
+    for together, alone in in_ranks(3, exchange):
+        assert torch.equal(together, alone)
+        first = together if first is None else first
+        assert torch.equal(together, first), "ranks disagree"
+
+
 def test_a_shared_table_gives_the_rows_of_the_whole_one(in_ranks, rng):
     whole = torch.from_numpy(rng.standard_normal((12, 5), np.float32))
     ids = torch.tensor([0, 3, 4, 11, 7, -1, 99], dtype=torch.int32)

@@ -62,7 +62,7 @@ def _why_not(spec: OpSpec) -> str | None:
     return None
 
 
-def _capabilities(is_native: bool, ranks: int) -> Capabilities:
+def _capabilities(is_native: bool) -> Capabilities:
     # The kernels compute in float32 and keep small weights small, so bfloat16 gains nothing there.
     # Through torch it is the faster one, if the processor multiplies it.
     dtypes = _DTYPES if is_native or not cpu_info().has_bf16 else _DTYPES[::-1]
@@ -73,8 +73,7 @@ def _capabilities(is_native: bool, ranks: int) -> Capabilities:
         block_sizes=_BLOCK_SIZES,
         attention_features=ATTENTION_FEATURES,
         deterministic=True,
-        # with more than two ranks, the order of a sum depends on where in a batch it stands
-        batch_invariant=is_native and ranks <= 2,
+        batch_invariant=is_native,
         tensor_parallel=_MOST_RANKS,
         rank_processes=True,
         plain_weights=not is_native,
@@ -114,7 +113,7 @@ class CpuBackend(TorchBackend):
             self._native = NativeOps(library, self._packer)
             self._store = WeightStore(self._packer)
             self._recorder = Recorder(library, self._native)
-        caps = _capabilities(library is not None, rank.count)
+        caps = _capabilities(library is not None)
         layer = HostLayer(shared_by=rank.count)
         super().__init__(layer, caps, compile_mode=compile_mode, rank=rank)
 

@@ -42,7 +42,14 @@ class Collectives:
         self._group: Any = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum of x over the ranks."""
+        """Sum of x over the ranks.
+
+        On a host an element's sum depends on nothing but what is added: gloo's own order depends
+        on where in the buffer the element stands, and so on who else is in the batch. A GPU's
+        library adds in the order that it chooses.
+        """
+        if self._device.type == "cpu":
+            return _sum_in_order(self._gathered(x.reshape(1, -1))).view(x.shape)
         total = x.clone(memory_format=torch.contiguous_format)
         with self._lost_peers():
             self._connected().allreduce([total]).wait()
@@ -50,12 +57,18 @@ class Collectives:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Concatenation of x over the ranks along the last axis."""
-        count, rows = self._rank.count, x.reshape(-1, x.shape[-1]).contiguous()
-        joined = rows.new_empty((count * rows.shape[0], rows.shape[1]))
-        with self._lost_peers():
-            self._connected()._allgather_base(joined, rows).wait()
+        count = self._rank.count
+        joined = self._gathered(x.reshape(-1, x.shape[-1]))
         whole = joined.view(count, *x.shape).movedim(0, -2)
         return whole.reshape(*x.shape[:-1], count * x.shape[-1])
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """The rows [N, E] of every rank, one rank after the other: [ranks * N, E]."""
+        rows = rows.contiguous()
+        joined = rows.new_empty((self._rank.count * rows.shape[0], rows.shape[1]))
+        with self._lost_peers():
+            self._connected()._allgather_base(joined, rows).wait()
+        return joined
 
     def shared_embed(self, embed: Op) -> Op:
         """Makes an `embed` of tables whose vocabulary the ranks share.
@@ -100,6 +113,14 @@ class Collectives:
 
     def _lost_peers(self) -> _LostPeers:
         return _LostPeers(self._rank)
+
+
+def _sum_in_order(parts: Tensor) -> Tensor:
+    """Sum of parts [ranks, N], first to last: the same on every rank and at every place."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def _class(name: str) -> str:
