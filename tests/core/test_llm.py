@@ -96,6 +96,13 @@ def test_numpy_ids_are_ids(tiny_llm) -> None:
     assert llm.generate([[np.int64(1), 2, 3]], GREEDY)[0].token_ids == expected
 
 
+def test_a_dict_is_not_taken_for_a_list_of_its_keys(tiny_llm) -> None:
+    llm = tiny_llm()
+    for prompts in ({"prompt_token_ids": [5, 6]}, [{"prompt": "a"}]):
+        with pytest.raises(RequestError, match="give text, or a list of token ids"):
+            llm.generate(prompts)
+
+
 def test_use_after_close_says_so(tiny_llm) -> None:
     llm = tiny_llm()
     stream = llm.stream("a", GREEDY)

@@ -238,6 +238,8 @@ class LLM:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping) or any(isinstance(item, Mapping) for item in prompts):
+        raise RequestError("a prompt is a dict; give text, or a list of token ids", param="prompt")
     if hasattr(prompts, "tolist"):  # a NumPy array of ids
         prompts = cast("Sequence[int]", prompts.tolist())
     if prompts and all(isinstance(item, int) for item in prompts):
