@@ -103,6 +103,7 @@ NEUTRAL = {"tools": [], "tool_choice": "none", "response_format": {"type": "text
 def test_requests_for_nothing_are_accepted(world):
     assert world.chat(**NEUTRAL, modalities=["text"], echo=False).status_code == 200
     assert world.chat(continue_final_message=False, tools=None, tool_choice=None).status_code == 200
+    assert world.chat(add_special_tokens=False, include_reasoning=True).status_code == 200
     options = {"include_usage": True, "continuous_usage_stats": False}
     assert world.chat(stream=True, stream_options=options).status_code == 200
 
@@ -142,6 +143,7 @@ def test_an_old_name_of_structured_outputs_names_the_new_one(world, error_of, ki
     ("field", "value", "other_values"),
     [
         ("reasoning_effort", "high", False),
+        ("return_tokens_as_token_ids", True, False),
         ("guided_json", {}, False),
         ("truncate_prompt_tokens", 4, False),
         ("best_of", 2, True),
@@ -153,6 +155,7 @@ def test_only_where_a_value_is_served_is_the_value_blamed(
 ):
     message = error_of(world.chat(**{field: value}), 400, field)["message"]
     assert ("with this value" in message) is other_values
+    assert "did you mean" not in message
 
 
 @pytest.mark.parametrize(

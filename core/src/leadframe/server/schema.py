@@ -49,11 +49,13 @@ IGNORED = frozenset(
 """Fields that concern accounts, storage or routing, never the output."""
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_special_tokens": (False,),
     "best_of": (1,),
     "continue_final_message": (False,),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "include_reasoning": (True,),
     "length_penalty": (1,),
     "modalities": (["text"],),
     "suffix": ("",),
@@ -81,8 +83,11 @@ _KNOWN_UNSERVED = frozenset(
         *_UNSERVED,
         "audio",
         "continuous_usage_stats",
+        "logprob_token_ids",
         "prediction",
         "reasoning_effort",
+        "return_tokens_as_token_ids",
+        "spaces_between_special_tokens",
         "truncate_prompt_tokens",
         "verbosity",
         "web_search_options",
