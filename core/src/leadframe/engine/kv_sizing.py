@@ -197,7 +197,13 @@ class KVSizer:
             return capacity
         rows = self._config.scheduler.max_num_seqs
         most = 2 * rows * blocks_for(length, self._spec.block_size) + 1
-        return KVCapacity(min(capacity.num_blocks, most), capacity.block_size, capacity.block_bytes)
+        if most >= capacity.num_blocks:
+            return capacity
+        self._ledger["kv"].note = (
+            f"capped: {rows:,} requests (--max-num-seqs) of {length:,} tokens, twice over, "
+            "need no more"
+        )
+        return KVCapacity(most, capacity.block_size, capacity.block_bytes)
 
     def _policy(self, max_model_len: int) -> BucketPolicy:
         scheduler = self._config.scheduler

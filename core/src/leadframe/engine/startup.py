@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from leadframe.engine.kv_sizing import KVPlan, memory_fraction, size_kv_cache
 from leadframe.engine.ranks import RankedBackend, rendezvous_path, start_ranks
 from leadframe.errors import ConfigError
 from leadframe.kv_cache import KVCacheManager
-from leadframe.metrics import EngineMetrics, StartupLedger
+from leadframe.metrics import EngineMetrics, Phase, StartupLedger
 from leadframe.models import (
     Checkpoint,
     ModelInfo,
@@ -92,7 +93,7 @@ def build_parts(
     if backend is None:
         environment = os.environ if env is None else env
         selection = select_device(config.device.device, environment)
-    with ledger.phase("import"):
+    with ledger.phase("import") as phase:
         if checkpoint is None:
             checkpoint = open_model(
                 config.model, impl=config.model_impl, max_model_len=config.max_model_len
@@ -101,7 +102,7 @@ def build_parts(
         limits = _limits(selection, config, checkpoint)
         if backend is None:
             assert selection is not None
-            backend = create_backend(selection, config.device.options, limits)
+            backend = _create(selection, config, limits, phase)
     try:
         _check_device(backend, config, checkpoint)
         is_shared = limits.tensor_parallel_size > 1 and backend.caps.rank_processes
@@ -112,6 +113,22 @@ def build_parts(
     except BaseException:
         backend.close()
         raise
+
+
+def _create(selection: Selection, config: EngineConfig, limits: Limits, phase: Phase) -> Backend:
+    """Creates the backend, says how long that took, and warns of one that only interprets."""
+    start = time.perf_counter()
+    backend = create_backend(selection, config.device.options, limits)
+    phase.note = (
+        f"{time.perf_counter() - start:.2f} s for the backend and the kernels that it builds now"
+    )
+    if backend.caps.simulated == "interpreter":
+        logger.warning(
+            "%s interprets its kernels on the host, hundreds of times slower than torch: minutes "
+            "go by without a word, and it is for tests only",
+            selection.name,
+        )
+    return backend
 
 
 def _limits(selection: Selection | None, config: EngineConfig, checkpoint: Checkpoint) -> Limits:
