@@ -17,6 +17,7 @@ from leadframe_cpu.backend import CpuBackend
 def fresh(monkeypatch, tmp_path):
     """A process that has loaded nothing and has an empty cache."""
     library.load_library.cache_clear()
+    monkeypatch.delenv("LEADFRAME_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     yield tmp_path
     library.load_library.cache_clear()
@@ -88,9 +89,17 @@ def test_the_cache_is_used_and_changes_with_what_it_depends_on(fresh, monkeypatc
     assert key != library._key("g++", sources)
 
 
+def test_the_cache_folder_can_be_chosen(fresh, monkeypatch, tmp_path):
+    assert library.cache_folder() == tmp_path / "leadframe" / "cpu"
+    monkeypatch.setenv("LEADFRAME_CACHE_DIR", str(tmp_path / "mine"))
+    assert library.cache_folder() == tmp_path / "mine" / "cpu"
+    assert library.cache_folder().stat().st_mode & 0o777 == 0o700
+
+
 def test_an_unwritable_cache_is_replaced(monkeypatch, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
+    monkeypatch.delenv("LEADFRAME_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     folder = library.cache_folder()
     assert str(blocked) not in str(folder)

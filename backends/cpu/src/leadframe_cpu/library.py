@@ -127,11 +127,12 @@ def load_library() -> Library:
 def cache_folder() -> Path:
     """Returns where compiled kernels are kept: the user's cache, or a new temporary folder.
 
+    The user's cache is `$LEADFRAME_CACHE_DIR`, else `leadframe` in `$XDG_CACHE_HOME` or `~/.cache`.
+
     What lies there is loaded into this process, so a folder that others may write is not used.
     """
     try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(base) / "leadframe" / "cpu"
+        folder = _cache_root() / "cpu"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         facts = folder.stat()
     except (OSError, RuntimeError):
@@ -140,6 +141,13 @@ def cache_folder() -> Path:
     if is_private and os.access(folder, os.W_OK):
         return folder
     return Path(tempfile.mkdtemp(prefix="leadframe-"))
+
+
+def _cache_root() -> Path:
+    chosen = os.environ.get("LEADFRAME_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "leadframe")
 
 
 def _sources() -> list[Path]:
