@@ -219,7 +219,10 @@ def _refused():
     t = transformers
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     return {
-        "state beside": t.FalconH1Config(**GROUPED, mamba_d_ssm=32, mamba_n_heads=4),
+        "H1ForCausalLM: .* state beside": t.FalconH1Config(
+            **GROUPED, mamba_d_ssm=32, mamba_n_heads=4
+        ),
+        "MambaForCausalLM: .* state beside": t.MambaConfig(hidden_size=32, num_hidden_layers=2),
         "position_ids": t.BartConfig(d_model=32, decoder_layers=2, is_decoder=True),
         "max_position_embeddings": t.BloomConfig(hidden_size=32, n_layer=2, n_head=4),
         "not causal": t.BertConfig(**COMMON),

@@ -53,6 +53,7 @@ def probe(config: Any) -> Probed:
     Raises:
       UnsupportedModel: it needs something that is not there.
     """
+    _refuse_state(config)
     length = _check_config(config)
     try:
         return _probe(config, length, op_linears=True)
@@ -77,6 +78,18 @@ def _probe(config: Any, length: int, *, op_linears: bool) -> Probed:
             f"{name} cannot be run without its weights to see what it needs "
             f"({type(error).__name__}: {str(error)[:300]}); it needs a native model file"
         ) from error
+
+
+def _refuse_state(config: Any) -> None:
+    """Refuses a class that says so itself, before fields that such models lack are missed."""
+    import transformers
+
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if getattr(kind, "_is_stateful", False):
+        raise UnsupportedModel(
+            f"{kind.__name__}: its layers keep a state beside the KV cache; it needs a native "
+            "model file"
+        )
 
 
 def _check_config(config: Any) -> int:
