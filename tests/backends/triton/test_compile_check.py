@@ -143,5 +143,7 @@ def test_the_command_prints_the_rows(capsys, monkeypatch, name, target):
 def test_the_command_fails_when_nothing_matches(capsys):
     from leadframe.cli.main import main
 
-    assert main(["compile-check", "cuda", "--target", "sm_90", "--match", "no such kernel"]) == 1
-    assert "0 kernels compiled" in capsys.readouterr().out
+    assert main(["compile-check", "cuda", "--target", "sm_90", "--match", "no such kernel"]) == 2
+    output = capsys.readouterr()
+    assert "--match 'no such kernel': no kernel or configuration of sm_90" in output.err
+    assert "compiled" not in output.out

@@ -84,6 +84,10 @@ def open_target(name: str) -> Target:
     return Target(name, devices, chip)
 
 
-def lowering_target() -> Target:
-    """The host in the place of a chip: programs are lowered for TPUs and not compiled."""
-    return Target("any (lowered only)", tuple(jax.devices("cpu")), None)
+def lowering_target(name: str = "any") -> Target:
+    """The host in the place of a chip: programs are lowered for TPUs and not compiled.
+
+    Args:
+      name: the chip that was asked for.
+    """
+    return Target(f"{name} (lowered only)", tuple(jax.devices("cpu")), None)

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final, TextIO
 
-from leadframe.errors import CompileError
+from leadframe.errors import CompileError, ConfigError
 from leadframe_triton.arch import ARCHS, CHECKED, Vendor
 from leadframe_triton.compile_check.worker import Share
 
@@ -41,6 +41,9 @@ def main(vendor: Vendor, platform: str, argv: Sequence[str]) -> int:
 
     Returns:
       0 when nothing is wrong, 1 otherwise.
+
+    Raises:
+      ConfigError: nothing matches.
     """
     args = _parser(vendor, platform).parse_args(argv)
     share = Share(tuple(args.target or CHECKED[vendor]), args.matrix, args.match)
@@ -49,12 +52,17 @@ def main(vendor: Vendor, platform: str, argv: Sequence[str]) -> int:
         rows.append(row)
         if not args.json:
             _print_row(sys.stdout, row, is_first=len(rows) == 1)
+    if not rows:
+        raise ConfigError(
+            f"--match {args.match!r}: no kernel or configuration of {', '.join(share.targets)} in "
+            f"the matrix {args.matrix!r} contains it; leave it out to see them all"
+        )
     bad = sum(bool(row["problems"]) for row in rows)
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
         sys.stdout.write(f"{len(rows)} kernels compiled, {bad} with problems\n")
-    return 1 if bad or not rows else 0
+    return 1 if bad else 0
 
 
 def _parser(vendor: Vendor, platform: str) -> argparse.ArgumentParser:
