@@ -128,10 +128,11 @@ class CacheConfig:
     """How much KV cache there is and how it is shared.
 
     Attributes:
-      block_size: Tokens per block; None takes the backend's preferred size.
+      block_size: Tokens per block; without it, the backend's preferred size.
       gpu_memory_utilization: Share of the device's memory (on a host: of what the process may
-        use) for weights, steps and KV together; None is 0.9 on an accelerator and 0.5 on a host.
-      kv_cache_memory_bytes: Exact size of the KV cache; None sizes it from what is left.
+        use) for weights, steps and KV together; without it, 0.9 on an accelerator and 0.5
+        on a host.
+      kv_cache_memory_bytes: Exact size of the KV cache; without it, what is left.
       enable_prefix_caching: Reuse the blocks of equal prefixes.
       kv_cache_dtype: Element type of the cache; "auto" is the model's.
       num_blocks_override: Exact number of blocks, for tests.
@@ -161,8 +162,8 @@ class DeviceConfig:
     """Which device runs the model.
 
     Attributes:
-      device: NAME[:INDEX] of an installed platform, or "auto"; None takes LEADFRAME_DEVICE, and
-        "auto" when that is not set.
+      device: NAME[:INDEX] of an installed platform, or "auto"; without it, LEADFRAME_DEVICE,
+        and "auto" when that is not set.
       options: `-o KEY=VALUE` options of the platform.
       op_order: `--op OP=NAME,NAME` preferences.
       op_fallback: "device" lets missing ops run as references on the device, "host" also on
@@ -189,13 +190,13 @@ class EngineConfig:
     """Everything that an engine is built from.
 
     Attributes:
-      model: A Hugging Face directory, a GGUF file, or None for the embedded default model.
+      model: A Hugging Face directory or a GGUF file; without it, the embedded default model.
       dtype: Type of weights and activations; "auto" takes the backend's best.
-      max_model_len: Longest sequence in tokens, prompt and output; None takes the model's, or
-        what the KV cache can hold if that is less.
+      max_model_len: Longest sequence in tokens, prompt and output; without it, the model's,
+        or what the KV cache can hold if that is less.
       model_impl: "leadframe" for native model files, "transformers" for the Transformers
         backend, "auto" for native where there is one.
-      seed: Base of the seeds of requests that bring none; None is random.
+      seed: Base of the seeds of requests that bring none; without it, a random one.
       scheduler: How work is chosen.
       cache: The KV cache.
       device: The device.

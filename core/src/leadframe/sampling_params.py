@@ -72,10 +72,10 @@ class SamplingParams:
       frequency_penalty: [-2, 2], on tokens that were generated.
       repetition_penalty: (0, 10], on tokens of the prompt and of the output.
       seed: fixes the draws; None takes a fresh seed.
-      max_tokens: most tokens to generate; None fills the context.
+      max_tokens: most tokens to generate; without it, what the context holds.
       min_tokens: end-of-sequence, stop ids and stop strings are held back until then.
-      stop: strings that end the output; they are not part of it. None is none, here and in
-        every other field that is a list or a mapping.
+      stop: strings that end the output; they are not part of it. Null is an empty list, here
+        and in every other field that is a list or a mapping.
       stop_token_ids: ids that end the output.
       include_stop_str_in_output: keep the stop string at the end of the text.
       ignore_eos: go on after the end-of-sequence token.

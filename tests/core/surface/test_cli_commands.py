@@ -1,6 +1,7 @@
 """`serve`, `generate` and `bench serve` over a scripted engine."""
 
 import json
+import logging
 import shlex
 import threading
 
@@ -47,8 +48,9 @@ def served(monkeypatch):
 
 
 def test_serve_prints_where_time_and_memory_went_and_a_curl_that_works(
-    engines, served, capsys, tmp_path
+    engines, served, capsys, caplog, tmp_path
 ):
+    caplog.set_level(logging.INFO)
     ledger = tmp_path / "start.json"
     argv = ["serve", "--device", "reference", "--port", "0", "--startup-json", str(ledger)]
     assert main([*argv, "--max-num-seqs", "3"]) == 0
@@ -68,6 +70,9 @@ def test_serve_prints_where_time_and_memory_went_and_a_curl_that_works(
     )
     curl = next(line for line in lines if line.strip().startswith("curl"))
     assert "Hello, world!" in ask(services, sock, curl).text
+    assert not any(
+        record.levelname == "INFO" and "error" in record.name for record in caplog.records
+    )
 
 
 def ask(services, sock, curl):

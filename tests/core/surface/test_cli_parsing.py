@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -179,6 +180,15 @@ def test_every_field_is_documented(config):
     helps = field_help(config)
     assert {f.name for f in dataclasses.fields(config)} == set(helps)
     assert all(len(text) > 8 for text in helps.values())
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "generate", "devices", *(f"bench {name}" for name in bench.BENCHMARKS)]
+)
+def test_help_speaks_to_people_who_know_no_python(command, capsys):
+    assert main([*command.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert not re.search(r"\b(None|True|False|Ttft|itl|tpot)\b", out)
 
 
 def test_help_shows_docstrings_and_defaults(capsys):

@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this benchmark to those of every benchmark."""
     parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="the server")
     parser.add_argument("--api-key", default="", help="sent as a bearer token")
-    parser.add_argument("--model", default=None, help="name to ask for; the first it lists if none")
+    parser.add_argument(
+        "--model", default=None, help="name to ask for; without it, the first that the server lists"
+    )
     parser.add_argument("--num-requests", type=int, default=64, help="requests in all")
     parser.add_argument("--concurrency", type=int, default=16, help="requests at once")
     parser.add_argument(

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare",
         choices=("transformers", "none"),
         default="transformers",
-        help="the peer to run on the same prompts; none measures Leadframe alone",
+        help='the peer to run on the same prompts; "none" measures Leadframe alone',
     )
 
 

@@ -25,8 +25,8 @@ from leadframe.errors import ConfigError
 from leadframe.platform.names import did_you_mean
 
 BENCHMARKS: Final = {
-    "throughput": "output tokens a second of an engine, beside Transformers",
-    "latency": "TTFT, ITL and TPOT of one stream, without HTTP",
+    "throughput": "output tokens a second of an engine, against Transformers",
+    "latency": "TTFT, ITL and TPOT of one stream on an engine in this process",
     "serve": "TTFT, ITL, TPOT and throughput of a running server",
     "startup": "time from the command to the first request",
     "scheduler": "microseconds a step of scheduling, without a model",
@@ -44,13 +44,18 @@ def run(argv: Sequence[str]) -> int:
         hint = did_you_mean(name, BENCHMARKS) or f"; there are {', '.join(BENCHMARKS)}"
         raise ConfigError(f"there is no benchmark {name!r}{hint}")
     module = importlib.import_module(f"leadframe.bench.{name}")
-    parser = Parser(prog=f"leadframe bench {name}", description=BENCHMARKS[name].capitalize() + ".")
+    parser = Parser(prog=f"leadframe bench {name}", description=_sentence(BENCHMARKS[name]))
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
     module.add_arguments(parser)
     if name in _WITH_ENGINE:
         return _run_with_engine(module.run, parser, argv[1:])
     status: int = module.run(parser.parse(argv[1:]))
     return status
+
+
+def _sentence(text: str) -> str:
+    """Makes a sentence of a phrase; `str.capitalize` would write TTFT as "Ttft"."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _help() -> str:

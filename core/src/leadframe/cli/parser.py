@@ -77,7 +77,8 @@ class _Formatter(argparse.HelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
         shown = action.default not in (None, argparse.SUPPRESS, False, (), [])
-        return f"{text} (default: %(default)s)" if shown and action.option_strings else text
+        default = "on" if action.default is True else "%(default)s"
+        return f"{text} (default: {default})" if shown and action.option_strings else text
 
 
 def field_help(config: type) -> dict[str, str]:

@@ -6,10 +6,13 @@ import argparse
 import json
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from leadframe.cli.engine_args import (
@@ -34,12 +37,17 @@ def run(argv: Sequence[str]) -> int:
 
     Returns:
       The exit status: 0 after a drained shutdown, the engine's error's when the engine died.
+
+    Raises:
+      SystemExit: SIGTERM came before the server answered; with status 143.
     """
     args = parse_with_config_file(_parser(), argv)
     config, settings = engine_config(args), _server_config(args)
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
     )
+    # Its infos about starting and stopping would read as errors, and we print our own.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     template = _read_template(settings.chat_template)
     _check_writable(args.startup_json)
     announce_device(config, sys.stdout)
@@ -48,9 +56,27 @@ def run(argv: Sequence[str]) -> int:
 
     sock = bind(settings)
     try:
-        return _serve(args, config, settings, template, sock)
+        if True:
+            return _serve(args, config, settings, template, sock)
     finally:
         sock.close()
+
+
+@contextmanager
+def _ends_at_sigterm() -> Iterator[None]:
+    """Ends the start at SIGTERM as at Ctrl-C, so that it leaves no process and no file behind.
+
+    Once the server runs it has a handler of its own, which drains.
+    """
+
+    def end(sent: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + sent)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _serve(
