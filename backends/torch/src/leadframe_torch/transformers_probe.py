@@ -84,7 +84,7 @@ def _refuse_state(config: Any) -> None:
     """Refuses a class that says so itself, before fields that such models lack are missed."""
     import transformers
 
-    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if getattr(kind, "_is_stateful", False):
         raise UnsupportedModel(
             f"{kind.__name__}: its layers keep a state beside the KV cache; it needs a native "
