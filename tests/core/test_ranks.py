@@ -10,6 +10,7 @@ import pytest
 
 from leadframe import errors
 from leadframe.config import EngineConfig
+from leadframe.engine.ranks import worker as worker_module
 from leadframe.engine.ranks.backend import RankedBackend
 from leadframe.engine.ranks.group import head_parts
 from leadframe.engine.ranks.wire import (
@@ -19,7 +20,7 @@ from leadframe.engine.ranks.wire import (
     read_config,
     read_error,
 )
-from leadframe.engine.ranks.worker import serve
+from leadframe.engine.ranks.worker import Inbox, serve
 from leadframe.llm import engine_config
 from leadframe.models import check_ranks, open_checkpoint
 from leadframe.models.info import GenerationDefaults
@@ -162,6 +163,23 @@ def test_a_worker_clears_up_after_a_rank_0_that_is_gone(worker, rendezvous):
     worker.end()
     assert worker.status() == 1
     assert not rendezvous.exists()
+
+
+def test_a_worker_inside_a_long_call_clears_up_too_and_ends(pair, rendezvous, monkeypatch):
+    ours, theirs = pair
+    found, left = [], threading.Event()
+    monkeypatch.setattr(worker_module, "_LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr(
+        worker_module.os,
+        "_exit",
+        lambda status: (found.append((status, rendezvous.exists())), left.set()),
+    )
+    rendezvous.mkdir()
+    Inbox(theirs)  # nobody takes a message out of it
+    ours.send("create", {"limits": {"rendezvous": str(rendezvous)}})
+    ours.end()
+    assert left.wait(20)
+    assert found == [(1, False)]
 
 
 def test_a_cache_that_does_not_fit_is_said_and_survived(worker):

@@ -7,8 +7,11 @@ import contextlib
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +199,39 @@ def test_three_ranks_serve_the_default_model() -> None:
         assert_same(llm.generate(prompts, greedy), want)
 
 
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+COMMAND = (
+    "--device", "cpu", "--tensor-parallel-size", "2", "--kv-cache-memory-bytes", "1MiB",
+    "-o", "threads=1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+)
+def test_a_start_that_is_stopped_leaves_nothing(tiny_model, tmp_path, sent, status) -> None:
+    command = [sys.executable, "-m", "leadframe.cli.main", "serve", str(tiny_model), "--port", "0"]
+    process = subprocess.Popen(
+        [*command, *COMMAND], env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: list(tmp_path.glob("leadframe-*")) and children(process.pid))
+        (pid,) = children(process.pid)
+        process.send_signal(sent)
+        assert process.wait(30) == status
+    finally:
+        process.kill()
+        process.wait()
+    wait_until_gone([pid])
+    assert not list(tmp_path.glob("leadframe-*"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "sent", "status"),
@@ -203,14 +239,37 @@ def test_three_ranks_serve_the_default_model() -> None:
     ids=["ctrl-c", "rank 0 killed", "rank 1 killed"],
 )
 def test_no_process_outlives_a_server(serve, tiny_model, tmp_path, target, sent, status) -> None:
-    command = (
-        str(tiny_model), "--device", "cpu", "--tensor-parallel-size", "2",
-        "--kv-cache-memory-bytes", "1MiB", "-o", "threads=1",
-    )  # fmt: skip
-    with serve(*command, env={**os.environ, "TMPDIR": str(tmp_path)}) as server:
+    with serve(str(tiny_model), *COMMAND, env={**os.environ, "TMPDIR": str(tmp_path)}) as server:
         (pid,) = children(server.process.pid)
         assert list(tmp_path.glob("leadframe-*"))
         os.kill(server.process.pid if target == "server" else pid, sent)
         assert server.process.wait(30) == status
         wait_until_gone([pid])
         assert not list(tmp_path.glob("leadframe-*"))
+
+
+@pytest.mark.slow
+def test_two_groups_on_one_host_and_a_signal_to_every_process(serve, tiny_model, tmp_path) -> None:
+    """Groups do not meet each other; a supervisor's SIGTERM, which ranks get too, drains."""
+    body = {"prompt": PROMPTS[0], "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+
+    def ask(server) -> str:
+        return server.http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    start = (str(tiny_model), *COMMAND)
+    with serve(*start, env=env) as one, serve(*start, env=env) as other:
+        assert len(list(tmp_path.glob("leadframe-*"))) == 2
+        with ThreadPoolExecutor(2) as pool:
+            texts = list(pool.map(ask, (one, other) * 4))
+        assert len(set(texts)) == 1
+        pids = children(one.process.pid)
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        time.sleep(1.0)  # a loss would have been noticed
+        assert one.http.get("/health").status_code == 200
+        one.process.terminate()
+        assert one.process.wait(30) == 0
+        wait_until_gone(pids)
+        assert len(list(tmp_path.glob("leadframe-*"))) == 1
+        assert ask(other) == texts[0]

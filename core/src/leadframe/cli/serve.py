@@ -56,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
 
     sock = bind(settings)
     try:
-        if True:
+        with _ends_at_sigterm():
             return _serve(args, config, settings, template, sock)
     finally:
         sock.close()

@@ -141,18 +141,18 @@ class Worker:
 class Inbox:
     """Messages from rank 0, received in a thread of its own.
 
-    That thread also ends the process when rank 0 is gone and the main one does not notice.
+    That thread also clears up when rank 0 is gone without a word, whatever the main one is doing,
+    and ends the process when that does not notice.
 
     Attributes:
-      ended: nothing more will come.
-      was_told_to_leave: whether rank 0 said so before.
+      ended: nothing more will come, and what rank 0 left behind is gone.
     """
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._done = threading.Event()
-        self.ended, self.was_told_to_leave = threading.Event(), False
+        self.ended = threading.Event()
         threading.Thread(target=self._receive, name="inbox", daemon=True).start()
 
     def take(self) -> Message | None:
@@ -164,9 +164,16 @@ class Inbox:
         self._done.set()
 
     def _receive(self) -> None:
+        rendezvous, last = None, None
         while (message := self._channel.receive()) is not None:
-            self.was_told_to_leave = message.op == "leave"
+            last = message.op
+            if last == "create":
+                rendezvous = message.fields["limits"]["rendezvous"]
             self._messages.put(message)
+        if rendezvous is not None and last != "leave":
+            # Nobody else will. While rank 0 lives the directory is its own: torch's store waits
+            # for minutes for a file that is gone.
+            shutil.rmtree(rendezvous, ignore_errors=True)
         self.ended.set()
         self._messages.put(None)
         if not self._done.wait(_LEAVE_SECONDS):
@@ -185,11 +192,8 @@ def serve(channel: Channel) -> int:
         is_told = first is not None and _follow(first, inbox, channel)
     except OSError:  # rank 0 went while it was being told something
         is_told = False
-    is_alone = not is_told and inbox.ended.wait(_GONE_SECONDS) and not inbox.was_told_to_leave
-    if first is not None and is_alone:
-        # Nobody else will. While rank 0 lives the directory is its own: torch's store waits for
-        # minutes for a file that is gone.
-        shutil.rmtree(first.fields["limits"]["rendezvous"], ignore_errors=True)
+    if not is_told:
+        inbox.ended.wait(_GONE_SECONDS)
     inbox.done()
     return 0 if is_told else 1
 
@@ -229,7 +233,8 @@ def _create(message: Message) -> tuple[Worker, Reply]:
 
 def main() -> None:
     """Runs one rank; the argument is the number of its socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
+    for stop in (signal.SIGINT, signal.SIGTERM):  # a supervisor may send them to every process
+        signal.signal(stop, signal.SIG_IGN)  # rank 0 decides
     status = serve(Channel(socket.socket(fileno=int(sys.argv[1]))))
     sys.stderr.flush()
     os._exit(status)  # nothing of a device may keep a rank that is no longer needed
