@@ -66,7 +66,7 @@ def test_fields_that_are_served_exist_and_refused_ones_do_not():
     served = re.findall(r"`(\w+)`", between("Served under the same name", "\n\n"))
     assert len(served) > 20
     assert set(served) <= fields
-    for left, right in (row for row in rows("## Request fields") if row[1].startswith("refused")):
+    for left, _ in (row for row in rows("## Request fields") if row[1].startswith("refused")):
         refused = set(re.findall(r"`(\w+)`", left)) - {"image_url", "structural_tag"}
         refused -= {"logprobs", "top_logprobs", "prompt_logprobs"}
         for name in refused - {"json", "regex", "choice", "grammar"}:
