@@ -1,7 +1,9 @@
 """Building, caching and losing the native library, and its threads."""
 
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 
 import numpy as np
@@ -96,14 +98,24 @@ def test_the_cache_folder_can_be_chosen(fresh, monkeypatch, tmp_path):
     assert library.cache_folder().stat().st_mode & 0o777 == 0o700
 
 
-def test_an_unwritable_cache_is_replaced(monkeypatch, tmp_path):
-    blocked = tmp_path / "file"
+def test_without_a_writable_cache_the_kernels_leave_no_file(native, fresh, monkeypatch, tmp_path):
+    built, blocked, temporary = [], tmp_path / "file", tmp_path / "temporary"
     blocked.write_text("")
-    monkeypatch.delenv("LEADFRAME_CACHE_DIR", raising=False)
+    temporary.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    folder = library.cache_folder()
-    assert str(blocked) not in str(folder)
-    assert "leadframe" in str(folder)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def copy(compiler, sources, target):
+        target.parent.mkdir(parents=True)
+        shutil.copy(native._packer._library.path, target)
+        built.append(target)
+
+    monkeypatch.setattr(library, "_build", copy)
+    assert library.cache_folder() is None
+    loaded = library.load_library()
+    assert built[0].is_relative_to(temporary)
+    assert not list(temporary.iterdir())
+    assert loaded.packed_bytes(0, 16, 16) > 0, "what is loaded works on"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

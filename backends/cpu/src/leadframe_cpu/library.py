@@ -15,8 +15,9 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -114,18 +115,29 @@ def load_library() -> Library:
             f"no C++ compiler ({', '.join(COMPILERS)}) was found; run: apt-get install g++"
         )
     sources = _sources()
-    target = cache_folder() / _key(compiler, sources) / "kernels.so"
-    if not target.exists():
-        _build(compiler, [path for path in sources if path.suffix == ".cpp"], target)
-    try:
-        return Library(target)
-    except (OSError, AttributeError) as error:
-        target.unlink(missing_ok=True)  # damaged: the next start builds it again
-        raise NativeUnavailable(f"{target} could not be loaded: {error}") from error
+    with _kernel_folder() as folder:
+        target = folder / _key(compiler, sources) / "kernels.so"
+        if not target.exists():
+            _build(compiler, [path for path in sources if path.suffix == ".cpp"], target)
+        try:
+            return Library(target)
+        except (OSError, AttributeError) as error:
+            target.unlink(missing_ok=True)  # damaged: the next start builds it again
+            raise NativeUnavailable(f"{target} could not be loaded: {error}") from error
 
 
-def cache_folder() -> Path:
-    """Returns where compiled kernels are kept: the user's cache, or a new temporary folder.
+@contextmanager
+def _kernel_folder() -> Iterator[Path]:
+    """Where to build or find the kernels: the cache, or a folder that is removed after loading."""
+    if (folder := cache_folder()) is not None:
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="leadframe-") as name:
+            yield Path(name)
+
+
+def cache_folder() -> Path | None:
+    """Returns where compiled kernels are kept: the user's cache, or None if it cannot be used.
 
     The user's cache is `$LEADFRAME_CACHE_DIR`, else `leadframe` in `$XDG_CACHE_HOME` or `~/.cache`.
 
@@ -136,11 +148,9 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         facts = folder.stat()
     except (OSError, RuntimeError):
-        return Path(tempfile.mkdtemp(prefix="leadframe-"))
+        return None
     is_private = facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-    if is_private and os.access(folder, os.W_OK):
-        return folder
-    return Path(tempfile.mkdtemp(prefix="leadframe-"))
+    return folder if is_private and os.access(folder, os.W_OK) else None
 
 
 def _cache_root() -> Path:
