@@ -43,6 +43,10 @@ class ServerConfig:
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of range."""
         check_types(self)
+        if not self.host:  # a socket would take every address
+            raise ConfigError(
+                "--host is empty; name an address, such as 127.0.0.1, or 0.0.0.0 for every one"
+            )
         check_range("port", self.port, 0, 65535)
         check_range("shutdown_timeout", self.shutdown_timeout, 0, 86400)
         check_range("max_body_bytes", self.max_body_bytes, 1024, 2**40)
