@@ -8,6 +8,7 @@ import json
 import time
 from typing import Any
 
+from leadframe.bench.load_guard import LoadGuard, disturbance
 from leadframe.bench.peer import median
 from leadframe.bench.workloads import Workload, make_workload
 from leadframe.llm import LLM
@@ -24,17 +25,18 @@ def one_stream(llm: LLM, workload: Workload) -> dict[str, Any]:
     """Streams the first prompt of a workload.
 
     Returns:
-      {"ttft_seconds", "itl_seconds": [...], "tpot_seconds"}.
+      {"ttft_seconds", "itl_seconds": [...], "tpot_seconds", "foreign_fraction"}.
     """
     llm.engine.reset_prefix_cache()
     params = SamplingParams(temperature=0.0, max_tokens=workload.max_tokens, ignore_eos=True)
-    start = time.perf_counter()
+    guard, start = LoadGuard(), time.perf_counter()
     times = [time.perf_counter() for _ in llm.stream(workload.prompts[0], params)]
     gaps = [b - a for a, b in itertools.pairwise(times)]
     return {
         "ttft_seconds": times[0] - start,
         "itl_seconds": gaps,
         "tpot_seconds": (times[-1] - times[0]) / max(1, len(gaps)),
+        "foreign_fraction": guard.sample().foreign_fraction,
     }
 
 
@@ -50,6 +52,7 @@ def run(args: argparse.Namespace, llm: LLM) -> int:
         "prompt_tokens": workload.num_prompt_tokens,
         "output_tokens": workload.max_tokens,
         "rounds": args.rounds,
+        "foreign_fractions": [stream["foreign_fraction"] for stream in streams],
         "ttft_seconds": median([stream["ttft_seconds"] for stream in streams]),
         "tpot_seconds": median([stream["tpot_seconds"] for stream in streams]),
         "itl_p50_seconds": gaps[len(gaps) // 2] if gaps else None,
@@ -69,4 +72,5 @@ def _lines(report: dict[str, Any]) -> str:
         value = report[name]
         label = name.removesuffix("_seconds").replace("_", " ").upper()
         lines.append(f"{label:<10}{'-' if value is None else f'{value * 1000:.1f} ms':>12}")
-    return "\n".join(lines)
+    mark = disturbance(report["foreign_fractions"])
+    return "\n".join([*lines, mark] if mark else lines)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
+
+BUSY_FRACTION = 0.10
+"""Foreign load above which a round is marked as disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +60,26 @@ def _busy() -> float:
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     return float(sum(times) - idle - getattr(times, "guest", 0.0))
+
+
+def disturbance(fractions: Sequence[float]) -> str:
+    """Says how far rounds can be believed.
+
+    Args:
+      fractions: the foreign load of each round.
+
+    Returns:
+      One line, or nothing when every round was quiet.
+    """
+    disturbed = sum(fraction > BUSY_FRACTION for fraction in fractions)
+    if not disturbed:
+        return ""
+    if disturbed == len(fractions):
+        return (
+            f"all rounds disturbed (over {BUSY_FRACTION:.0%} foreign load); direction only: run "
+            "again on a quiet machine"
+        )
+    return (
+        f"{disturbed} of {len(fractions)} rounds had over {BUSY_FRACTION:.0%} foreign load: run "
+        "again on a quiet machine"
+    )

@@ -31,6 +31,8 @@ WAITING = (0, 10_000)
 _BLOCK_SIZE = 16
 _MAX_PROMPT = 512
 _TOKEN = 5
+_WIDTH = 25
+"""Of a column of times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class SchedulerCost:
     Attributes:
       running: requests that decode in every step.
       waiting: requests that wait.
-      us_per_step: `schedule` and `build` together.
-      us_per_step_p99: the same, 99th percentile.
+      us_schedule_and_build: `schedule` and `build` together.
+      us_schedule_and_build_p99: the same, 99th percentile.
       us_schedule: choosing rows and blocks.
       us_build: packing the batch.
       us_update: recording the tokens.
@@ -50,8 +52,8 @@ class SchedulerCost:
 
     running: int
     waiting: int
-    us_per_step: float
-    us_per_step_p99: float
+    us_schedule_and_build: float
+    us_schedule_and_build_p99: float
     us_schedule: float
     us_build: float
     us_update: float
@@ -101,8 +103,8 @@ def _measure(running: int, waiting: int, steps: int, temperature: float) -> Sche
     return SchedulerCost(
         running=running,
         waiting=waiting,
-        us_per_step=round(float(np.median(per_step)), 1),
-        us_per_step_p99=round(float(np.percentile(per_step, 99)), 1),
+        us_schedule_and_build=round(float(np.median(per_step)), 1),
+        us_schedule_and_build_p99=round(float(np.percentile(per_step, 99)), 1),
         us_schedule=round(float(schedule), 1),
         us_build=round(float(build), 1),
         us_update=round(float(update), 1),
@@ -167,13 +169,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _title(name: str) -> str:
+    return name.removeprefix("us_").replace("_and_", " + ").replace("_", " ") + " µs"
+
+
 def _table(rows: Sequence[dict[str, float]]) -> str:
-    names = ("us_per_step", "us_per_step_p99", "us_schedule", "us_build", "us_update")
+    names = (
+        "us_schedule_and_build",
+        "us_schedule_and_build_p99",
+        "us_schedule",
+        "us_build",
+        "us_update",
+    )
     header = f"{'running':>8}{'waiting':>9}" + "".join(
-        f"{name.removeprefix('us_').replace('_', ' ') + ' µs':>17}" for name in names
+        f"{_title(name):>{_WIDTH}}" for name in names
     )
     lines = [header]
     for row in rows:
-        values = "".join(f"{row[name]:>17.1f}" for name in names)
+        values = "".join(f"{row[name]:>{_WIDTH}.1f}" for name in names)
         lines.append(f"{row['running']:>8.0f}{row['waiting']:>9.0f}{values}")
     return "\n".join(lines)

@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from leadframe.bench.load_guard import LoadGuard
+from leadframe.bench.load_guard import LoadGuard, disturbance
 from leadframe.bench.peer import TRANSFORMERS, Peer, median
 from leadframe.bench.workloads import Workload, make_workload
 from leadframe.llm import LLM
 from leadframe.sampling_params import SamplingParams
-
-BUSY_FRACTION = 0.10
-"""Foreign load above which a round is marked as disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +92,26 @@ def measure(llm: LLM, peer: Peer | None, workload: Workload, rounds: int) -> dic
     run_leadframe(llm, make_warm_up(workload))
     if peer is not None:
         run_peer(peer, make_warm_up(workload))
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         timing, tokens = run_leadframe(llm, workload)
         own.append(timing)
+        _report_round(workload, timing, number, rounds)
         if peer is not None:
             timing, peer_tokens = run_peer(peer, workload)
             theirs.append(timing)
+            _report_round(workload, timing, number, rounds)
             agreement = _agreement(tokens, peer_tokens)
     return _row(workload, own, theirs, agreement)
+
+
+def _report_round(workload: Workload, timing: Round, number: int, rounds: int) -> None:
+    """Shows how far the benchmark has come: on stderr, so that stdout stays the result."""
+    print(
+        f"{workload.name}, round {number} of {rounds}: {timing.engine}, {timing.seconds:.1f} s, "
+        f"{timing.output_tokens_per_second:.1f} tok/s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def make_warm_up(workload: Workload) -> Workload:
@@ -187,10 +197,7 @@ def _table(report: dict[str, Any]) -> str:
         if row["ratio"] is not None:
             line += f"{row['peer_output_tokens_per_second']:>12.1f}{row['ratio']:>8.2f}"
         lines.append(line)
-        disturbed = sum(r["foreign_fraction"] > BUSY_FRACTION for r in row["rounds"])
-        if disturbed:
-            lines.append(
-                f"  {disturbed} of {len(row['rounds'])} rounds had over "
-                f"{BUSY_FRACTION:.0%} foreign load: run again on a quiet machine"
-            )
+        mark = disturbance([r["foreign_fraction"] for r in row["rounds"]])
+        if mark:
+            lines.append(f"  {mark}")
     return "\n".join(lines)
