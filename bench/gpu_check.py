@@ -57,7 +57,7 @@ _ATTENTION = {
     "shapes": ("dim", "gqa", "edges"),
     "types": ("block", "float", "bfloat"),
     "poison": ("poison", "null", "large"),
-    "layouts": ("decode", "prefill", "chunked", "mixed", "one", "shared"),
+    "layouts": ("decode", "prefill", "chunked", "mixed", "one", "shared", "long"),
 }
 """Prefixes of the attention cases: each process compiles its own share of the kernels."""
 

@@ -14,7 +14,7 @@ from leadframe.platform.reference.backend import ReferenceBackend
 from leadframe_sim.mutants import MUTANTS
 
 DOC = Path(__file__).parents[2] / "docs/backends/mutants.md"
-CASES = in_tier(all_cases(), "core")
+CASES = {tier: in_tier(all_cases(), tier) for tier in ("core", "full")}
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def make_kit(mutant):
     )
 
 
-def first_failure(kit, group):
-    for case in CASES:
+def first_failure(kit, group, tier):
+    for case in CASES[tier]:
         if case.group == group:
             result = execute(kit, case)
             if result.outcome == "failed":
@@ -45,7 +45,7 @@ def first_failure(kit, group):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_no_mutant_survives(name):
     mutant = MUTANTS[name]
-    found = first_failure(make_kit(mutant), mutant.group)
+    found = first_failure(make_kit(mutant), mutant.group, mutant.tier)
     assert found is not None, f"{name} ({mutant.summary}) survives group {mutant.group}"
     assert found.reason
 
@@ -54,8 +54,14 @@ def test_no_mutant_survives(name):
 def test_the_backends_that_mutants_are_made_from_are_clean(group):
     for make in (ReferenceBackend, _sim):
         kit = Kit(open=lambda make=make: guard(make()), device="clean")
-        found = first_failure(kit, group)
+        found = first_failure(kit, group, "core")
         assert found is None, f"{found}"
+
+
+def test_only_a_long_context_shows_what_lies_far_back():
+    mutant = MUTANTS["near-only"]
+    assert first_failure(make_kit(mutant), "B", "core") is None
+    assert first_failure(make_kit(mutant), "B", "full").id == "B.attention[long-context]"
 
 
 def _sim():

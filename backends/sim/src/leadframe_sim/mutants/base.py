@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from leadframe.platform import Backend, Capabilities
 from leadframe.platform.reference.backend import ReferenceBackend
@@ -24,6 +24,7 @@ class Mutant:
       summary: the fault, for the table in the documentation.
       make: creates the broken backend; None for faults of a plugin.
       plugin: MODULE:ATTRIBUTE of the broken plugin, for faults of loading.
+      tier: the smallest tier that must catch it.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Mutant:
     summary: str
     make: Callable[[], Backend] | None = None
     plugin: str = ""
+    tier: Literal["core", "full"] = "core"
 
 
 class OpMutant(ReferenceBackend):
@@ -49,10 +51,14 @@ class OpMutant(ReferenceBackend):
 
 
 def op_mutant(
-    name: str, summary: str, op: str, wrap: Callable[[Op], Op], group: str = "B", **caps: Any
+    name: str,
+    summary: str,
+    op: str,
+    wrap: Callable[[Op], Op],
+    tier: Literal["core", "full"] = "core",
 ) -> Mutant:
     """A mutant with one broken op."""
-    return Mutant(name, group, summary, lambda: OpMutant({op: wrap}, **caps))
+    return Mutant(name, "B", summary, lambda: OpMutant({op: wrap}), tier=tier)
 
 
 def sim_backend(kind: type[SimBackend] = SimBackend, graph: Any = "record") -> SimBackend:

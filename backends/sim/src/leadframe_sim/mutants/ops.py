@@ -34,6 +34,16 @@ def _window(by: int) -> Callable[[Op], Op]:
     return wrap
 
 
+def _near_only(op: Op) -> Op:
+    """Has room for 700 scores: what lies further back is not seen."""
+
+    def attention(q: Any, kv: Any, plan: Any, params: Any) -> Any:
+        window = 700 if params.window is None else min(700, params.window)
+        return op(q, kv, plan, replace(params, window=window))
+
+    return attention
+
+
 def _slots(change: Callable[[Any, Any], Any]) -> Callable[[Op], Op]:
     """kv_append to changed slots."""
 
@@ -290,6 +300,7 @@ MUTANTS = [
     op_mutant(
         "ignores-softcap", "claims softcap and ignores it", "attention", _params(softcap=None)
     ),
+    op_mutant("near-only", "sees the last 700 tokens only", "attention", _near_only, tier="full"),
     op_mutant("no-scale", "forgets to scale the scores", "attention", _params(scale=1.0)),
     op_mutant("softmax-overflows", "softmax without the maximum", "attention", _no_max),
     op_mutant("bf16-attention", "rounds attention to bfloat16", "attention", _rounds),

@@ -15,7 +15,7 @@ from leadframe.conformance.attention_cases import (
     solve,
 )
 from leadframe.conformance.batches import Padding
-from leadframe.conformance.case import Case
+from leadframe.conformance.case import Case, Tier
 from leadframe.conformance.kit import Kit
 
 PADDED = Padding(decodes=2, rows=2, tokens=5, blocks=3)
@@ -33,6 +33,8 @@ LAYOUTS = {
 }
 _EDGES = tuple(n * 16 + d for n in (1, 2, 4) for d in (-1, 0, 1))
 GROUPINGS = ((2, 2), (3, 1), (6, 2), (8, 2), (8, 1))
+LONG = Shape(decodes=(4099, 1025), chunks=((33, 4099),))
+"""Over several splits of a context, however a kernel cuts it."""
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
 
@@ -70,9 +72,9 @@ def run_shape(kit: Kit, shape: Shape, poison: float = np.nan, capture: bool = Fa
     check_outcome(kit, problem, solve(kit, problem, capture))
 
 
-def _base(name: str, shape: Shape, poison: float = np.nan) -> Case:
-    """A case of the core tier that adapts to the backend, so that none may skip it."""
-    return Case(f"B.attention[{name}]", lambda kit: run_shape(kit, fit(kit, shape), poison))
+def _base(name: str, shape: Shape, poison: float = np.nan, tier: Tier = "core") -> Case:
+    """A case that adapts to the backend, so that none may skip it."""
+    return Case(f"B.attention[{name}]", lambda kit: run_shape(kit, fit(kit, shape), poison), tier)
 
 
 def _claimed(name: str, shape: Shape, tier: str = "full", *open_: str) -> Case:
@@ -152,6 +154,7 @@ def _sweep() -> list[Case]:
     out = [
         _base("edges-decode", Shape(decodes=_EDGES)),
         _base("edges-prefill", Shape(chunks=tuple((n, n) for n in _EDGES[:6]))),
+        _base("long-context", LONG, tier="full"),
     ]
     for heads, kv_heads in GROUPINGS:
         shape = replace(MIXED, heads=heads, kv_heads=kv_heads)
