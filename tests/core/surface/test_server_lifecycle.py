@@ -172,9 +172,9 @@ def test_it_binds_to_this_machine_only_unless_told(world):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"host": ""}, {"port": 65536}, {"shutdown_timeout": -1}, {"max_body_bytes": 1}, {"api_keys": ("",)},
-        {"api_keys": ("a b",)}, {"api_keys": ("é",)}, {"served_model_names": ("",)},
-        {"served_model_names": ("a\n",)},
+        {"host": ""}, {"port": 65536}, {"shutdown_timeout": -1}, {"max_body_bytes": 1},
+        {"api_keys": ("",)}, {"api_keys": ("a b",)}, {"api_keys": ("é",)},
+        {"served_model_names": ("",)}, {"served_model_names": ("a\n",)},
     ],
 )  # fmt: skip
 def test_settings_are_checked(settings):
