@@ -1,109 +1,27 @@
-"""What travels between rank 0 and a worker: a JSON header and raw arrays. Nothing is pickled."""
+"""What travels between rank 0 and a worker, as JSON values and back."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import socket
-import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping
+from typing import Any
 
 from leadframe import errors
+from leadframe.channel import Arrays, Channel, Message
 from leadframe.config import CacheConfig, DeviceConfig, EngineConfig, SchedulerConfig
 from leadframe.errors import InternalError, LeadframeError
 from leadframe.platform.backend import KVLayerSpec, KVSpec
 
-_SIZES: Final = struct.Struct(">II")
-"""Bytes of the header and of all arrays, in front of every message."""
-
-Arrays = Sequence[npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message.
-
-    Attributes:
-      op: what it is about.
-      fields: JSON values.
-      arrays: views of what was received.
-    """
-
-    op: str
-    fields: Mapping[str, Any]
-    arrays: Arrays = ()
-
-
-class Channel:
-    """One end of a stream socket. One thread sends and one receives."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    def send(self, op: str, fields: Mapping[str, Any] | None = None, arrays: Arrays = ()) -> None:
-        """Sends a message.
-
-        Raises:
-          OSError: the other end is gone.
-        """
-        kinds = [[array.dtype.name, array.shape] for array in arrays]
-        header = json.dumps({"op": op, "fields": fields or {}, "arrays": kinds}).encode()
-        body = b"".join(array.tobytes() for array in arrays)
-        self._sock.sendall(_SIZES.pack(len(header), len(body)) + header + body)
-
-    def receive(self) -> Message | None:
-        """Waits for a message; None when the other end is gone."""
-        sizes = self._read(_SIZES.size)
-        if sizes is None:
-            return None
-        num_header, num_body = _SIZES.unpack(sizes)
-        header, body = self._read(num_header), self._read(num_body)
-        if header is None or body is None:
-            return None
-        message = json.loads(header)
-        return Message(message["op"], message["fields"], _arrays(message["arrays"], body))
-
-    def _read(self, size: int) -> bytearray | None:
-        data = bytearray(size)
-        view, done = memoryview(data), 0
-        while done < size:
-            try:
-                count = self._sock.recv_into(view[done:])
-            except OSError:
-                count = 0
-            if count == 0:
-                return None
-            done += count
-        return data
-
-    def end(self) -> None:
-        """Tells the other end that nothing more will come."""
-        try:
-            self._sock.shutdown(socket.SHUT_WR)
-        except OSError:  # it has gone already
-            return
-
-    def close(self) -> None:
-        """Closes this end."""
-        self._sock.close()
-
-
-def _arrays(kinds: Sequence[tuple[str, Sequence[int]]], body: bytearray) -> list[npt.NDArray[Any]]:
-    arrays, start = [], 0
-    for name, shape in kinds:
-        dtype = np.dtype(name)
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays.append(np.frombuffer(body, dtype, count, start).reshape(shape))
-        start += count * dtype.itemsize
-    return arrays
-
-
-# --- values ---------------------------------------------------------------------------------
+__all__ = [
+    "Arrays",
+    "Channel",
+    "Message",
+    "config_fields",
+    "error_fields",
+    "read_config",
+    "read_error",
+    "read_kv_spec",
+]
 
 
 def config_fields(config: EngineConfig) -> dict[str, Any]:
