@@ -263,3 +263,13 @@ def test_pytest_runs_the_kit_by_its_package_name():
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
+
+
+def test_a_case_that_needs_hypothesis_says_so_and_blames_no_backend(kit, monkeypatch):
+    (case,) = [case for case in all_cases() if case.id == "C.pool[shrinking]"]
+    assert execute(kit, case).outcome == "passed"
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    result = execute(kit, case)
+    assert (result.outcome, result.reason.split(";")[1]) == (
+        "failed", " run: pip install hypothesis",
+    )  # fmt: skip
