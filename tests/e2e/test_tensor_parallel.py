@@ -177,12 +177,15 @@ def test_more_ranks_than_kv_heads_share_them(tiny_model) -> None:
 
 @pytest.mark.slow
 def test_the_batch_does_not_change_a_bit_with_more_than_two_ranks(tiny_model) -> None:
-    """Text, log-probabilities and seeded draws alone are those among others."""
-    settings = two_ranks(tiny_model) | {"tensor_parallel_size": 4}
-    with LLM(**settings, enable_prefix_caching=False) as llm:
+    """Text, log-probabilities and seeded draws alone are those among others, though preempted."""
+    settings = two_ranks(tiny_model, num_blocks_override=11, max_num_batched_tokens=24)
+    settings |= {"tensor_parallel_size": 4, "max_model_len": 64, "enable_prefix_caching": False}
+    with LLM(**settings) as llm:
         assert llm.engine.parts.backend.caps.batch_invariant
         alone = [llm.generate([p], a)[0] for p, a in zip(PROMPTS, ASKED, strict=True)]
-        for one, other in zip(llm.generate(PROMPTS, ASKED), alone, strict=True):
+        together = llm.generate(PROMPTS, ASKED)
+        assert llm.engine.metrics.preemptions.value > 0
+        for one, other in zip(together, alone, strict=True):
             assert one.token_ids == other.token_ids
             assert one.logprobs == other.logprobs
             assert one.prompt_logprobs == other.prompt_logprobs
