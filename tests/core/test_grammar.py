@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leadframe.errors import RequestError
-from leadframe.grammar import GrammarCompiler, compiler
+from leadframe.grammar import compiler, matcher
+from leadframe.grammar.compiler import GrammarCompiler as Compiler
 from leadframe.structured_outputs import StructuredOutputs
 from leadframe.tokenizer import Tokenizer
 from leadframe.tokenizer.gguf_vocabulary import build_gguf_tokenizer
@@ -38,9 +39,14 @@ V = 40
 """The logits are wider than the vocabulary and no multiple of 32."""
 
 
+def compiler_of(vocabulary, vocab_size, eos_token_ids):
+    """Compiles in this process alone; `test_grammar_rehearsal.py` has the other one."""
+    return Compiler(vocabulary, vocab_size, eos_token_ids, rehearse=False)
+
+
 @pytest.fixture
 def grammars():
-    return GrammarCompiler(Words(LETTERS), V, {EOS})
+    return compiler_of(Words(LETTERS), V, {EOS})
 
 
 def allowed(constraint, vocab=V):
@@ -97,7 +103,7 @@ PARTS = st.sampled_from(["a", "b", "c", "(ab|c)", "[ac]", "b*", "(abc)+", "a?", 
 def test_masks_agree_with_regexes(parts, data):
     """A token is allowed if and only if some text that matches begins so."""
     pattern = "".join(parts)
-    grammars = GrammarCompiler(Words(LETTERS), V, {EOS})
+    grammars = compiler_of(Words(LETTERS), V, {EOS})
     constraint = grammars.compile(StructuredOutputs(regex=pattern))
     said, output = "", []
     while not constraint.is_complete and len(said) < 8:
@@ -127,7 +133,7 @@ def is_final(pattern, text):
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
 def test_state_depends_on_the_output_alone(steps):
     """Reading it token by token, in pieces, or again, comes to the same."""
-    grammars = GrammarCompiler(Words(LETTERS), V, {EOS})
+    grammars = compiler_of(Words(LETTERS), V, {EOS})
     wanted = StructuredOutputs(regex="[abc]{12}")
     output = [0, 1, 2, 4, 3, 1, 1, 0]
     pieces, whole = grammars.compile(wanted), grammars.compile(wanted)
@@ -178,7 +184,7 @@ def test_what_cannot_be_matched_is_refused_and_changes_nothing(grammars, fields)
 
 
 def test_choices_are_texts_not_patterns(grammars):
-    tokens = GrammarCompiler(Words([b'"', b"\\", b"|", b"a", None]), 5, {4})
+    tokens = compiler_of(Words([b'"', b"\\", b"|", b"a", None]), 5, {4})
     constraint = tokens.compile(StructuredOutputs(choice=['"a', "\\", "|"]))
     assert allowed(constraint, 5) == {0, 1, 2}
     constraint.advance([0])
@@ -186,14 +192,14 @@ def test_choices_are_texts_not_patterns(grammars):
 
 
 def test_digits_are_ascii():
-    grammars = GrammarCompiler(Words([b"1", "٣".encode(), None]), 3, {2})
+    grammars = compiler_of(Words([b"1", "٣".encode(), None]), 3, {2})
     assert allowed(grammars.compile(StructuredOutputs(regex=r"\d")), 3) == {0}
 
 
 def test_json_cannot_be_blank_for_ever():
     """Blanks are a space, or a new line with at most 20 more."""
     letters = Words([bytes([i]) for i in range(128)] + [b"\n" + b" " * 8, None])
-    grammars = GrammarCompiler(letters, 130, {129})
+    grammars = compiler_of(letters, 130, {129})
     constraint = grammars.compile(StructuredOutputs(json_object=True))
     key, blank, line = {ord("}"), ord('"')}, {ord(" ")}, {ord("\n"), 128}
     constraint.advance([ord("{")])
@@ -212,14 +218,14 @@ def test_special_tokens_are_not_the_text_that_names_them():
         def token_bytes(self, token_id):
             return b"</s>" if token_id == 1 else super().token_bytes(token_id)
 
-    grammars = GrammarCompiler(Spelled([b"<", None, b"/s>"]), 3, {1})
+    grammars = compiler_of(Spelled([b"<", None, b"/s>"]), 3, {1})
     assert allowed(grammars.compile(StructuredOutputs(choice=["</s>"])), 3) == {0}
 
 
 @pytest.mark.parametrize("vocab", [32, 64, 12])
 def test_models_without_an_end_token(vocab):
     """The stand-in for it is past the logits, wherever a word ends."""
-    grammars = GrammarCompiler(Words(LETTERS), vocab, ())
+    grammars = compiler_of(Words(LETTERS), vocab, ())
     constraint = grammars.compile(StructuredOutputs(regex="ab*"))
     assert allowed(constraint, vocab) == {0, 3, 5}
     constraint.advance([0])
@@ -228,9 +234,9 @@ def test_models_without_an_end_token(vocab):
 
 def test_a_full_lexer_of_others_does_not_fail_a_request(monkeypatch):
     """What one request filled must not decide how another ends, nor must the cache keep it."""
-    monkeypatch.setattr(compiler, "_MAX_LEXER_STATES", 300)
+    monkeypatch.setattr(matcher, "_MAX_LEXER_STATES", 300)
     wanted = StructuredOutputs(regex="(.*a.{12}b){2}c")
-    grammars = GrammarCompiler(Words(LETTERS), V, {EOS})
+    grammars = compiler_of(Words(LETTERS), V, {EOS})
     rng = np.random.default_rng(0)
     greedy, modest = grammars.compile(wanted), grammars.compile(wanted)
     output = []
@@ -291,7 +297,7 @@ def test_threads_may_compile_at_once(grammars):
 
 def test_without_the_library_the_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    grammars = GrammarCompiler(Words(LETTERS), V, {EOS})
+    grammars = compiler_of(Words(LETTERS), V, {EOS})
     with pytest.raises(RequestError, match=r"pip install 'leadframe\[structured\]'") as caught:
         grammars.compile(StructuredOutputs(regex="a"))
     assert caught.value.param == "structured_outputs"
@@ -299,7 +305,7 @@ def test_without_the_library_the_command_is_named(monkeypatch):
 
 def test_without_a_tokenizer_it_is_refused():
     with pytest.raises(RequestError, match="tokenizer"):
-        GrammarCompiler(None, V, {EOS}).compile(StructuredOutputs(regex="a"))
+        compiler_of(None, V, {EOS}).compile(StructuredOutputs(regex="a"))
 
 
 _CHAINS = """
@@ -307,9 +313,6 @@ import sys
 from leadframe.errors import RequestError
 from leadframe.grammar import GrammarCompiler
 from leadframe.structured_outputs import StructuredOutputs
-from leadframe.tokenizer import Tokenizer
-from leadframe.tokenizer.gguf_vocabulary import build_gguf_tokenizer
-import json
 
 class Bytes:
     vocab_size = 257
@@ -321,7 +324,7 @@ links = {f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(1400)}
 schema = {"$ref": "#/$defs/a0", "$defs": {**links, "a1400": {"type": "null"}}}
 for fields in ({"grammar": rules}, {"json": schema}):
     try:
-        GrammarCompiler(Bytes(), 257, {256}).compile(StructuredOutputs(**fields))
+        GrammarCompiler(Bytes(), 257, {256}, rehearse=False).compile(StructuredOutputs(**fields))
         print("compiled")
     except RequestError as error:
         print("refused", error)
@@ -349,7 +352,7 @@ def test_sentence_pieces_and_their_byte_tokens():
         "tokenizer.ggml.bos_token_id": 1,
     }
     tokenizer = Tokenizer(*build_gguf_tokenizer(metadata))
-    grammars = GrammarCompiler(tokenizer, len(pieces), {2})
+    grammars = compiler_of(tokenizer, len(pieces), {2})
     names = {name: pieces.index(name) for name in ("<0x20>", "<0x61>", "▁a", "▁", "a")}
     constraint = grammars.compile(StructuredOutputs(choice=[" a"]))
     assert allowed(constraint, len(pieces)) == {names["<0x20>"], names["▁"], names["▁a"]}

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from leadframe import LLM, SamplingParams
-from leadframe.engine import AsyncEngine
+from leadframe.engine import AsyncEngine, constraint_pool
 from leadframe.engine.constraint_pool import ConstraintPool
-from leadframe.errors import EngineDead, RequestError
+from leadframe.errors import EngineDead, QueueFull, RequestError
 from leadframe.request import FinishReason
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -131,6 +132,20 @@ def test_a_bad_constraint_is_refused_and_loses_nothing(tiny_llm) -> None:
         assert not llm.engine.has_work
         assert llm.generate([PROMPT], good)[0].token_ids == before.token_ids
     assert llm.engine.metrics.structured.counts["regex"] == 0
+
+
+def test_offline_too_grammars_are_rehearsed_in_a_process_that_ends_with_the_engine(
+    tiny_llm,
+) -> None:
+    llm = tiny_llm()
+    llm.generate([PROMPT], SamplingParams(max_tokens=1))
+    grammars = llm.engine.grammars
+    assert grammars._rehearsal._worker is None, "nobody needed it yet"
+    llm.generate([PROMPT], params(choice=["yes"]))
+    process = grammars._rehearsal._worker.process
+    assert process.poll() is None
+    llm.close()
+    assert process.poll() is not None
 
 
 class Failing:
@@ -265,6 +280,24 @@ def test_compiling_happens_in_neither_of_the_two_loops(tiny_llm) -> None:
     assert [name.startswith("leadframe-grammar") for name in seen] == [True], "cached the 2nd time"
 
 
+def test_shutting_down_does_not_wait_for_what_is_compiled(tiny_llm) -> None:
+    endless = " & ".join(f"/(x{{{n}}})*y/" for n in (97, 101, 103, 107))
+
+    async def run():
+        engine = AsyncEngine(tiny_llm().engine)
+        ask = params(grammar=f"start: A\nA: {endless}")
+        bound = asyncio.create_task(engine.submit("endless", PROMPT, ask))
+        while engine.engine.grammars._rehearsal._worker is None:
+            await asyncio.sleep(0.01)
+        started = time.monotonic()
+        await engine.shutdown()
+        with pytest.raises(EngineDead, match="shutting down"):
+            await bound
+        assert time.monotonic() - started < 5
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("ignore_eos", [False, True])
 @pytest.mark.parametrize("is_known", [False, True])
 def test_the_pool_passes_on_whether_eos_is_ignored(ignore_eos, is_known) -> None:
@@ -275,6 +308,9 @@ def test_the_pool_passes_on_whether_eos_is_ignored(ignore_eos, is_known) -> None
         def compile(self, wanted, *, ignore_eos):
             return ("compiled", ignore_eos)
 
+        def close(self):
+            pass
+
     async def run():
         pool = ConstraintPool(Compiler())
         found = await pool.constraint(params(regex="a", ignore_eos=ignore_eos))
@@ -284,26 +320,78 @@ def test_the_pool_passes_on_whether_eos_is_ignored(ignore_eos, is_known) -> None
     asyncio.run(run())
 
 
-def test_a_constraint_that_takes_too_long_is_refused() -> None:
-    release = threading.Event()
+class Slow:
+    """A compiler that is busy until it is told or closed."""
 
-    class Slow:
-        def known(self, wanted, *, ignore_eos):
-            return None
+    def __init__(self) -> None:
+        self.begun, self.release = [], threading.Event()
 
-        def compile(self, wanted, *, ignore_eos):
-            release.wait(10)
+    def known(self, wanted, *, ignore_eos):
+        return None
+
+    def compile(self, wanted, *, ignore_eos):
+        self.begun.append(wanted.text)
+        self.release.wait(10)
+        return wanted.text
+
+    def close(self):
+        self.release.set()
+
+
+def test_who_waits_behind_others_is_told_to_try_again() -> None:
+    """It is not their fault, so it is 503; and what they gave up is not compiled."""
+    compiler = Slow()
 
     async def run():
-        pool = ConstraintPool(Slow(), seconds=0.05)
-        started = time.monotonic()
-        with pytest.raises(RequestError, match=r"not compiled in 0\.05 s") as caught:
-            await pool.constraint(params(regex="a"))
-        assert caught.value.param == "structured_outputs"
-        assert time.monotonic() - started < 5
+        pool = ConstraintPool(compiler, seconds=0.1)
+        first = asyncio.create_task(pool.constraint(params(regex="first")))
+        await asyncio.sleep(0.02)
+        with pytest.raises(QueueFull, match=r"waited 0\.1 s; try again later") as caught:
+            await pool.constraint(params(regex="behind"))
+        assert caught.value.status == 503
+        await asyncio.sleep(0.1)
+        assert not first.done(), "what is begun has its own limit"
         assert await pool.constraint(SamplingParams()) is None
-        release.set()
+        compiler.release.set()
+        assert await first == "first"
+        assert await pool.constraint(params(regex="later")) == "later"
+        assert compiler.begun == ["first", "later"]
         pool.close()
+
+    asyncio.run(run())
+
+
+def test_the_queue_for_compiling_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(constraint_pool, "_MAX_WAITING", 2)
+    compiler = Slow()
+
+    async def run():
+        pool = ConstraintPool(compiler)
+        tasks = [asyncio.create_task(pool.constraint(params(regex="a")))]
+        await asyncio.sleep(0.05)
+        tasks += [asyncio.create_task(pool.constraint(params(regex=r))) for r in "bc"]
+        await asyncio.sleep(0.05)
+        with pytest.raises(QueueFull, match="2 wait already"):
+            await pool.constraint(params(regex="d"))
+        tasks[1].cancel()
+        await asyncio.sleep(0.02)
+        compiler.release.set()
+        assert await asyncio.gather(*tasks, return_exceptions=True) == ["a", ANY, "c"]
+        assert compiler.begun == ["a", "c"], "nobody waited for b any more"
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_closing_the_pool_ends_what_waits_and_what_is_compiled() -> None:
+    async def run():
+        pool = ConstraintPool(Slow())
+        tasks = [asyncio.create_task(pool.constraint(params(regex=r))) for r in "ab"]
+        await asyncio.sleep(0.05)
+        pool.close()
+        begun, waiting = await asyncio.gather(*tasks, return_exceptions=True)
+        assert begun == "a"
+        assert isinstance(waiting, EngineDead)
         with pytest.raises(EngineDead, match="shutting down"):
             await pool.constraint(params(regex="a"))
 

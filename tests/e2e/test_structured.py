@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
+from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -121,3 +125,65 @@ def test_offline_with_and_without_logprobs_and_neighbours() -> None:
         mixed = llm.generate([ids, ids, "The sky is", ids], [plain, scored, free, plain])
         assert [mixed[i].text for i in (0, 1, 3)] == [alone.text] * 3
         assert len(mixed[1].logprobs) == len(mixed[1].token_ids)
+
+
+_ENDLESS = " & ".join(f"/(x{{{n}}})*y/" for n in (97, 101, 103, 107))
+
+
+def _children(pid):
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+
+
+def test_hostile_grammars_neither_end_nor_hold_a_server(serve, tiny_model) -> None:
+    """Others are served beside them, SIGTERM ends it in time, and no process is left."""
+    settings = ("--device", "reference", "--kv-cache-memory-bytes", "1MB")
+    with serve(str(tiny_model), "--shutdown-timeout", "1", *settings) as server:
+        url, answers = server.url + "/v1/completions", []
+
+        def ask(wanted):
+            body = {"prompt": "a", "structured_outputs": wanted}
+            answers.append(httpx.post(url, json=body, timeout=60))
+            return answers[-1]
+
+        assert ask({"choice": ["b"]}).json()["choices"][0]["text"] == "b"
+        for number in ({"minimum": -1e19, "maximum": -1e19}, {"multipleOf": 2**31}):
+            refused = ask({"json": {"type": "integer", **number}})
+            assert refused.status_code == 400
+            assert next(iter(number)) in refused.json()["error"]["message"]
+        children = _children(server.process.pid)
+        assert len(children) == 1
+        asking = threading.Thread(target=ask, args=({"grammar": f"start: A\nA: {_ENDLESS}"},))
+        asking.start()
+        asking.join(1.0)
+        assert ask({"choice": ["b"]}).json()["choices"][0]["text"] == "b"
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < 8
+        asking.join(10)
+        assert answers[-1].status_code == 503, "".join(server.lines)
+        assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_two_ranks_are_bound_like_one(tiny_model) -> None:
+    """The mask travels to every rank with the batch."""
+    settings = {
+        "device": "cpu",
+        "options": {"threads": "1"},
+        "block_size": 16,
+        "num_blocks_override": 16,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+    }
+    asks = [
+        SamplingParams(temperature=0.9, seed=3, max_tokens=60, structured_outputs={"json": SCHEMA}),
+        SamplingParams(temperature=0.0, max_tokens=8, structured_outputs={"regex": "[a-c]{6}"}),
+        SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True),
+    ]
+    said = []
+    for count in (1, 2):
+        with LLM(str(tiny_model), tensor_parallel_size=count, **settings) as llm:
+            said.append([done.text for done in llm.generate([[1, 2, 3]] * 3, asks)])
+    assert said[0] == said[1]
+    assert re.fullmatch("[a-c]{6}", said[0][1])
+    assert said[0][0].startswith("{")

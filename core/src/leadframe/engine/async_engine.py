@@ -19,6 +19,7 @@ from typing import Any
 from leadframe.config import EngineConfig
 from leadframe.engine.constraint_pool import ConstraintPool
 from leadframe.engine.core import Engine
+from leadframe.engine.futures import run_into
 from leadframe.engine.outputs import EngineHealth, RequestOutput
 from leadframe.errors import DeviceLost, EngineDead, LeadframeError
 from leadframe.sampling_params import SamplingParams
@@ -41,33 +42,6 @@ def merge(old: RequestOutput | None, new: RequestOutput) -> RequestOutput:
         logprobs=logprobs,
         prompt_logprobs=old.prompt_logprobs or new.prompt_logprobs,
     )
-
-
-def _run_command(
-    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], fn: Callable[[], Any]
-) -> None:
-    """Runs a function in the engine's thread and settles a future of the event loop with it.
-
-    An error refers to the frames that it passed; one of them that kept the future would make a
-    cycle, and a thousand refused requests a long pause of the garbage collector.
-    """
-    try:
-        result = fn()
-    except Exception as error:
-        loop.call_soon_threadsafe(_settle, future, None, error)
-    else:
-        loop.call_soon_threadsafe(_settle, future, result, None)
-    finally:
-        del future
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.cancelled():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 class RequestStream:
@@ -303,13 +277,13 @@ class AsyncEngine:
             raise EngineDead("the engine is shutting down")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._post(partial(_run_command, loop, future, fn))
+        self._post(partial(run_into, loop, future, fn))
         try:
             # The engine may have died after the first check and never look at its queue again.
             self._raise_if_dead()
             return await future
         finally:
-            del future  # see `_run_command`
+            del future  # see `run_into`
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:

@@ -195,6 +195,7 @@ class Engine:
         """Frees the device; calling it twice is harmless."""
         if not self._closed:
             self._closed = True
+            self.grammars.close()
             self._runner.close()
             self.parts.backend.close()
 

@@ -6,8 +6,12 @@ file the vocabulary came from.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from leadframe.errors import RequestError
 
@@ -58,8 +62,40 @@ class _Tokens:
         return []
 
 
-def build_tokens(vocabulary: Vocabulary, vocab_size: int, eos_token_ids: Collection[int]) -> Any:
-    """Builds llguidance's tokenizer. It takes 0.2 s for 49,152 tokens.
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """A vocabulary as plain data, which can go to another process.
+
+    Attributes:
+      tokens: bytes of every token.
+      special: ids that are not part of the text.
+      ends: ids that stand for the end; at least one.
+    """
+
+    tokens: list[bytes]
+    special: list[int]
+    ends: list[int]
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Returns it as arrays."""
+        lengths = np.array([len(token) for token in self.tokens], np.int32)
+        text = np.frombuffer(b"".join(self.tokens), np.uint8)
+        return [lengths, text, np.array(self.special, np.int32), np.array(self.ends, np.int32)]
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> TokenTable:
+        """Turns them back."""
+        lengths, text, special, ends = arrays
+        stops = np.cumsum(lengths, dtype=np.int64).tolist()
+        joined = text.tobytes()
+        tokens = [joined[a:b] for a, b in zip([0, *stops], stops, strict=False)]
+        return cls(tokens, special.tolist(), ends.tolist())
+
+
+def read_tokens(
+    vocabulary: Vocabulary, vocab_size: int, eos_token_ids: Collection[int]
+) -> TokenTable:
+    """Reads a tokenizer.
 
     Args:
       vocabulary: the tokenizer.
@@ -73,6 +109,11 @@ def build_tokens(vocabulary: Vocabulary, vocab_size: int, eos_token_ids: Collect
     if not ends:
         ends = [size]
         tokens.append(b"</s>")
+    return TokenTable(tokens, sorted(special | set(ends)), ends)
+
+
+def build_tokens(table: TokenTable) -> Any:
+    """Builds llguidance's tokenizer. It takes 0.2 s for 49,152 tokens."""
     llguidance = library()
-    wrapped = llguidance.TokenizerWrapper(_Tokens(tokens, sorted(special | set(ends)), ends[0]))
-    return llguidance.LLTokenizer(wrapped, eos_token=ends)
+    wrapped = llguidance.TokenizerWrapper(_Tokens(table.tokens, table.special, table.ends[0]))
+    return llguidance.LLTokenizer(wrapped, eos_token=table.ends)

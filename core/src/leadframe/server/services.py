@@ -47,7 +47,7 @@ class Services:
     config: ServerConfig
     chat_template: str | None = None
     draining: bool = False
-    live: set[Batch] = field(default_factory=set)
+    live: set[object] = field(default_factory=set)
     started: int = field(default_factory=lambda: int(time.time()))
     prompts: PromptReader = field(init=False)
     params: ParamsReader = field(init=False)
@@ -139,7 +139,12 @@ class Services:
             Job(f"{base_id}-{i}", prompt, choice, body.priority or 0, body.cache_salt or "")
             for i, (prompt, choice) in enumerate(pairs)
         ]
-        batch = await Batch.submit(self.engine, jobs, on_close=self.live.discard)
+        compiling = object()  # it may wait for its constraint for seconds
+        self.live.add(compiling)
+        try:
+            batch = await Batch.submit(self.engine, jobs, on_close=self.live.discard)
+        finally:
+            self.live.discard(compiling)
         self.live.add(batch)
         return batch
 
