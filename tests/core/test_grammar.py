@@ -253,6 +253,16 @@ def test_a_full_lexer_of_others_does_not_fail_a_request(monkeypatch):
     assert allowed(grammars.compile(wanted))
 
 
+def test_the_work_of_one_token_is_limited(grammars, monkeypatch) -> None:
+    """It is done in the engine's thread, where nothing could end it."""
+    wanted = StructuredOutputs(regex="(.*a.{12}b){2}c")
+    assert not grammars.compile(wanted).error
+    monkeypatch.setitem(matcher._LIMITS, "step_lexer_fuel", 1)
+    tight = compiler_of(Words(LETTERS), V, {EOS})
+    with pytest.raises(RequestError, match="nothing can match it"):
+        tight.compile(wanted)
+
+
 def test_the_cache_is_bounded_and_keeps_what_is_used(grammars, monkeypatch):
     monkeypatch.setattr(compiler, "_MAX_COMPILED", 3)
     for i in range(1, 6):
