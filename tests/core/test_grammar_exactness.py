@@ -44,6 +44,7 @@ _NUMBERS = [
     ("multipleOf", {"$defs": {"a": {"multipleOf": 2**60}}}),
     ("multipleOf", {"type": "integer", "multipleOf": 2**31}),
     ("multipleOf", {"type": "integer", "multipleOf": 2**30}),
+    ("multipleOf", {"type": "integer", "multipleOf": 429496729}),
     ("multipleOf", {"type": "number", "multipleOf": 1e-10}),
     ("multipleOf", {"allOf": [{"type": "integer", "multipleOf": 65537}, {"multipleOf": 65536}]}),
     ("const", {"const": BIG + 1}),

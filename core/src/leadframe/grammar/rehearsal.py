@@ -34,7 +34,11 @@ _MAX_CPU_SECONDS: Final = 1.0
 _MAX_KEPT_BYTES: Final = 64 << 20
 """What a compiled grammar may hold on to; 32 of them are remembered."""
 _MAX_REFUSED: Final = 256
-_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",  # each reserves addresses, which are limited
+}
 
 
 class Rehearsal:
@@ -181,7 +185,7 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
         stdout=2,  # standard output belongs to this process
         pass_fds=(theirs.fileno(),),
         start_new_session=True,
-        env={**os.environ, **_ONE_THREAD},
+        env={**os.environ, **_ENVIRONMENT},
     )
 
 

@@ -21,7 +21,10 @@ from leadframe.grammar.matcher import STACK_BYTES, new_matcher, on_deep_stack
 from leadframe.grammar.vocabulary import TokenTable, build_tokens
 
 _MEMORY_BYTES: Final = 1 << 30
-"""What it may take beyond what it takes with the vocabulary, and the deep stack."""
+"""What it may take beyond what it takes with the vocabulary, and two deep stacks: that of the last
+grammar may be there for a moment yet."""
+_WORN_BYTES: Final = _MEMORY_BYTES // 2 + 2 * STACK_BYTES
+"""What is left of a grammar must not count against the next one."""
 _ALARM_SECONDS: Final = 60
 """The kernel ends a compilation after this, should nobody else be there to do it."""
 
@@ -40,7 +43,7 @@ def main() -> None:
         signal.alarm(_ALARM_SECONDS)
         reply = _try(tokens, grammar)
         signal.alarm(0)
-        reply["is_worn"] = _memory()[0] - start_bytes > _MEMORY_BYTES // 2
+        reply["is_worn"] = _memory()[0] - start_bytes > _WORN_BYTES
         channel.send("tried", reply)
 
 
@@ -67,7 +70,7 @@ def _limit_memory() -> int:
     now = _memory()[0]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if now:
-        limit = now + _MEMORY_BYTES + STACK_BYTES
+        limit = now + _MEMORY_BYTES + 2 * STACK_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return now
 
