@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,13 @@ def test_what_takes_for_ever_is_ended(made) -> None:
     assert one.problem(GOOD) is None
 
 
+def test_what_works_for_seconds_is_ended_by_the_kernel(made) -> None:
+    """Long before its time is up: others wait for the process."""
+    one = made(seconds=60)
+    assert re.search(r"not compiled in \d\.\d s", one.problem(ENDLESS))
+    assert one.problem(GOOD) is None
+
+
 def test_the_process_is_limited_and_out_of_reach_of_the_terminal(made) -> None:
     one = made()
     one.problem(GOOD)
@@ -143,7 +151,7 @@ def test_a_process_that_was_ended_from_outside_is_replaced(made) -> None:
     one.problem(GOOD)
     first = pid_of(one)
     os.kill(first, signal.SIGKILL)
-    assert eventually(lambda: not is_there(first))
+    assert eventually(lambda: one._worker.process.poll() is not None)
     assert one.problem('start: "b"') is None
     assert pid_of(one) != first
 

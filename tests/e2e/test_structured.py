@@ -138,7 +138,7 @@ def _children(pid):
 def test_hostile_grammars_neither_end_nor_hold_a_server(serve, tiny_model) -> None:
     """Others are served beside them, SIGTERM ends it in time, and no process is left."""
     settings = ("--device", "reference", "--kv-cache-memory-bytes", "1MB")
-    with serve(str(tiny_model), "--shutdown-timeout", "1", *settings) as server:
+    with serve(str(tiny_model), "--shutdown-timeout", "0.5", *settings) as server:
         url, answers = server.url + "/v1/completions", []
 
         def ask(wanted):
@@ -155,7 +155,7 @@ def test_hostile_grammars_neither_end_nor_hold_a_server(serve, tiny_model) -> No
         assert len(children) == 1
         asking = threading.Thread(target=ask, args=({"grammar": f"start: A\nA: {_ENDLESS}"},))
         asking.start()
-        asking.join(1.0)
+        asking.join(0.2)
         assert ask({"choice": ["b"]}).json()["choices"][0]["text"] == "b"
         started = time.monotonic()
         assert server.stop() == 0

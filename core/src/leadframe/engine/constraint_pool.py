@@ -35,8 +35,9 @@ class _Job:
 class ConstraintPool:
     """A thread that compiles, one constraint after the other, and the queue in front of it.
 
-    Once begun, a constraint takes as long as the compiler lets it: 10 seconds in the process that
-    compiles first, then at most about one here. The thread is a daemon: it keeps no process alive.
+    Once begun, a constraint takes as long as the compiler lets it: 2 seconds of work, or 10 in all,
+    in the process that compiles first, then about one here. The thread is a daemon: it keeps no
+    process alive.
 
     Args:
       compiler: what compiles; `close` closes it.

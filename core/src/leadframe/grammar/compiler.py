@@ -64,7 +64,7 @@ class GrammarCompiler:
             return self._constraint(matcher.deep_copy(), wanted, ignore_eos)
 
     def compile(self, wanted: StructuredOutputs, *, ignore_eos: bool = False) -> GrammarConstraint:
-        """Compiles a constraint: milliseconds as a rule, 12 s at worst, of which 1 s here.
+        """Compiles a constraint: milliseconds as a rule, some seconds at worst, of which 1 s here.
 
         Args:
           wanted: the constraint.

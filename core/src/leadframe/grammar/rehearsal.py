@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from leadframe.channel import Channel, Message
@@ -29,6 +31,7 @@ _WORKER: Final = "leadframe.grammar.rehearsal_worker"
 _SECONDS: Final = 10.0
 """Wall time of one rehearsal; then its process is ended."""
 _START_SECONDS: Final = 60.0
+_END_SECONDS: Final = 5.0
 _MAX_CPU_SECONDS: Final = 1.0
 """What compiles here takes as long again, and once more when its lexer is full."""
 _MAX_KEPT_BYTES: Final = 64 << 20
@@ -104,12 +107,21 @@ class Rehearsal:
 
     def _loss(self, seconds: float) -> str:
         """Says why no reply came: too late, or the connection ended with the process."""
-        if seconds >= self._seconds:
-            problem = f"it was not compiled in {self._seconds:g} s; give a simpler one"
+        if seconds >= self._seconds or self._was_stopped():
+            seconds = min(seconds, self._seconds)
+            problem = f"it was not compiled in {seconds:.1f} s; give a simpler one"
         else:
             problem = "it takes more memory or recursion to compile than there is"
         logger.warning("a grammar was refused: %s", problem)
         return problem
+
+    def _was_stopped(self) -> bool:
+        """Whether the kernel ended the process for its work; its end may take a moment to show."""
+        if self._worker is None:
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            return self._worker.process.wait(_END_SECONDS) == -signal.SIGPROF
+        return False
 
     def _retire(self) -> None:
         worker, self._worker = self._worker, None
