@@ -1,5 +1,8 @@
 """Recorded decode steps: what they repeat, what they refresh, and when they are forgotten."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -277,3 +280,20 @@ def test_a_step_whose_shapes_depend_on_values_keeps_running_as_python(backend, m
     found = [len(x["odd"]) for x in _walk(backend, (choosing, weights, kv, calls), 6)]
     assert found == [(i % 3 > 0) + ((29 - i) % 3 > 0) for i in range(6)]
     assert len(calls) == 7
+
+
+def test_recording_does_not_import_torch_compile(tmp_path):
+    """It takes two seconds, in the middle of the first stream that decodes."""
+    code = (
+        "import pathlib, sys\n"
+        "from leadframe import LLM, SamplingParams\n"
+        "from leadframe.conformance.tiny_checkpoint import write_checkpoint\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "write_checkpoint(path, head_dim=16, seed=0)\n"
+        "with LLM(str(path), device='cpu', max_model_len=64) as llm:\n"
+        "    llm.generate([[5, 6]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -119,6 +119,14 @@ class Recording:
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every op that torch runs itself while a step is recorded."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keeps torch.compile out: shielding this mode from it would import it, for two seconds.
+
+        That import would fall into the middle of the first request's stream.
+        """
+        return False
+
     def __init__(self, recording: Recording) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recording = recording
