@@ -51,7 +51,10 @@ def _run(args: argparse.Namespace) -> int:
     try:
         import pytest
     except ImportError:
-        sys.stderr.write("the kit needs pytest: pip install 'leadframe[conformance]'\n")
+        sys.stderr.write(
+            "the kit needs pytest and others; from a checkout of Leadframe: "
+            "pip install './core[conformance]'\n"
+        )
         return 2
     from leadframe.conformance.open_kit import choose
 

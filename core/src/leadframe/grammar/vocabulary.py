@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from leadframe.errors import RequestError
 
-_INSTALL = "pip install 'leadframe[structured]'"
+_INSTALL = "pip install 'llguidance>=1.7,<2'"
 
 
 class Vocabulary(Protocol):
