@@ -159,7 +159,7 @@ def test_a_rank_that_cannot_start_says_why(tiny_model, monkeypatch) -> None:
 
 
 def test_what_cannot_be_shared_is_refused_before_a_process_starts(tiny_model, monkeypatch) -> None:
-    monkeypatch.setattr("leadframe.engine.ranks.group._start", None)
+    monkeypatch.setattr("leadframe.engine.ranks.group.start_process", None)
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size is 3, and .* has 320 rows"):
         LLM(**two_ranks(tiny_model) | {"tensor_parallel_size": 3})
     with pytest.raises(ConfigError, match="compile=step"):

@@ -1,10 +1,12 @@
-"""One end of a connection between processes: a JSON header and raw arrays. No pickles."""
+"""Processes beside this one, and what they say: a JSON header and raw arrays. No pickles."""
 
 from __future__ import annotations
 
 import json
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -85,6 +87,38 @@ class Channel:
     def close(self) -> None:
         """Closes this end."""
         self._sock.close()
+
+
+def start_process(
+    module: str, env: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts a module of this project, whose argument is the number of its end of a connection.
+
+    It is out of reach of the terminal's Ctrl-C: this process decides when it ends. -P keeps the
+    current directory off the module path.
+
+    Args:
+      module: its name.
+      env: its environment; None is this process's.
+
+    Returns:
+      The process, and our end.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output belongs to this process
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=None if env is None else dict(env),
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return process, ours
 
 
 def _arrays(kinds: Sequence[tuple[str, Sequence[int]]], body: bytearray) -> list[npt.NDArray[Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from leadframe.errors import ConfigError
+from leadframe.errors import ConfigError, shown
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -43,12 +43,7 @@ def check_range(name: str, value: float | None, low: int, high: int) -> None:
 
 def refusal(name: str, value: object, rule: str) -> ConfigError:
     """Returns the error for a setting: its flag, the value in at most 64 characters, the rule."""
-    try:
-        shown = repr(value)
-    except ValueError:  # Python writes no integer of over 4,300 digits
-        shown = "a very large integer"
-    shown = shown if len(shown) <= 64 else shown[:61] + "..."
-    return ConfigError(f"--{name.replace('_', '-')} is {shown}; it must be {rule}")
+    return ConfigError(f"--{name.replace('_', '-')} is {shown(value)}; it must be {rule}")
 
 
 def _fits(value: object, hint: Any) -> bool:

@@ -35,6 +35,20 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 
+def shown(value: object, holder: str = "") -> str:
+    """Returns a value as messages show it: its repr in at most 64 characters.
+
+    Args:
+      value: anything.
+      holder: goes before "a very large integer", which stands for what Python does not write.
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # it writes no integer of over 4,300 digits
+        text = f"{holder}a very large integer"
+    return text if len(text) <= 64 else text[:61] + "..."
+
+
 class LeadframeError(Exception):
     """Root of the tree.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from leadframe.errors import RequestError
+from leadframe.errors import RequestError, shown
 from leadframe.structured_outputs import StructuredOutputs
 
 MAX_STOP_STRINGS = 16
@@ -20,12 +20,8 @@ FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "det
 
 
 def _bad(param: str, value: object, rule: str) -> RequestError:
-    try:
-        shown = repr(value)
-    except ValueError:  # Python writes no integer of over 4,300 digits
-        shown = f"a {type(value).__name__} with a very large integer"
-    shown = shown if len(shown) <= 64 else shown[:61] + "..."
-    return RequestError(f"{param} is {shown}; it must be {rule}", param=param)
+    text = shown(value, f"a {type(value).__name__} with ")
+    return RequestError(f"{param} is {text}; it must be {rule}", param=param)
 
 
 def _is_number(value: object, low: float, high: float) -> bool:

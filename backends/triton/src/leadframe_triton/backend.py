@@ -39,7 +39,7 @@ from leadframe_torch.steps import FunctionStep, RecordedStep, padding_batch, tra
 from leadframe_torch.weights import read_part
 from leadframe_triton.arch import INTERPRETER, Arch, arch_named
 from leadframe_triton.capabilities import GraphKind, capabilities
-from leadframe_triton.launch import CurrentDevice, LaunchContext, ceil_div
+from leadframe_triton.launch import LaunchContext, ceil_div, current_device
 from leadframe_triton.ops import triton_ops
 from leadframe_triton.tuning import TileTuner
 from leadframe_triton.upload import PinnedUploader
@@ -93,7 +93,7 @@ class TritonBackend(TorchBackend):
             _num_cores(layer.device),
             TileTuner(layer.device, measure=settings.tune),
             fixed_split_tokens(limits) if settings.batch_invariant else 0,
-            **({} if layer.device.type == "cpu" else {"make_current": CurrentDevice(layer.device)}),
+            current_device(layer.device),
         )
         self._uploader = None if arch.vendor == "none" else PinnedUploader(layer.device)
         caps = capabilities(

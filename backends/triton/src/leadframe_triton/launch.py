@@ -61,6 +61,11 @@ class CurrentDevice:
             self._module.set_device(self._index)
 
 
+def current_device(device: torch.device) -> Callable[[], None]:
+    """What to call before a launch on a device; nothing is to be done on the host."""
+    return _nothing if device.type == "cpu" else CurrentDevice(device)
+
+
 def _nothing() -> None:
     """The interpreter has no device."""
 

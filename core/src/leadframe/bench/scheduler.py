@@ -176,13 +176,7 @@ def _title(name: str) -> str:
 
 
 def _table(rows: Sequence[dict[str, float]]) -> str:
-    names = (
-        "us_per_step",
-        "us_per_step_p99",
-        "us_schedule",
-        "us_build",
-        "us_update",
-    )
+    names = ("us_per_step", "us_per_step_p99", "us_schedule", "us_build", "us_update")
     header = f"{'running':>8}{'waiting':>9}" + "".join(
         f"{_title(name):>{_WIDTH}}" for name in names
     )

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from leadframe.cli.parser import Parser, add_field, byte_size, key_value, op_names, token_count
 from leadframe.config import CacheConfig, DeviceConfig, EngineConfig, SchedulerConfig
-from leadframe.errors import ConfigError
+from leadframe.errors import ConfigError, shown
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -137,8 +137,7 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 64 else text[:61] + "..."
+    return str(value).lower() if isinstance(value, bool) else shown(value)
 
 
 def _as_flags(parser: Parser, key: str, value: object) -> list[str]:

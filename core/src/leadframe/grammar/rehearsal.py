@@ -10,9 +10,7 @@ import hashlib
 import logging
 import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -21,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from leadframe.channel import Channel, Message
+from leadframe.channel import Channel, Message, start_process
 from leadframe.errors import EngineDead, InternalError
 from leadframe.grammar.vocabulary import TokenTable
 
@@ -138,14 +136,7 @@ class _Worker:
     """
 
     def __init__(self, table: TokenTable) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            self.process = _start(theirs)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        self.process, ours = start_process(_WORKER, {**os.environ, **_ENVIRONMENT})
         self._socket, self._channel = ours, Channel(ours)
         self.end = weakref.finalize(self, _end, self.process, self._channel)
         if self.ask("tokens", {}, _START_SECONDS, table) is None:
@@ -183,22 +174,6 @@ def _judge(reply: Message) -> str | None:
             f"{_MAX_KEPT_BYTES >> 20}; give a simpler one"
         )
     return None
-
-
-def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts it, out of reach of the terminal's Ctrl-C, which this process is to see alone.
-
-    -P keeps the current directory off the module path.
-    """
-    command = [sys.executable, "-P", "-m", _WORKER, str(theirs.fileno())]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # standard output belongs to this process
-        pass_fds=(theirs.fileno(),),
-        start_new_session=True,
-        env={**os.environ, **_ENVIRONMENT},
-    )
 
 
 def _end(process: subprocess.Popen[bytes], channel: Channel) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from leadframe.errors import UnsupportedModel
+from leadframe.errors import UnsupportedModel, shown
 from leadframe.models.spec import LIMITS
 
 SMALLEST: Final = 1e-30
@@ -171,9 +171,8 @@ def check_values(
             continue
         value = values[name]
         if not (kind.nullable if value is None else kind.holds(value)):
-            shown = repr(value)
-            shown = shown if len(shown) <= 64 else shown[:61] + "..."
-            raise UnsupportedModel(f"{where}: {prefix}{name} is {shown}; it must be {kind.rule}")
+            what = f"{prefix}{name} is {shown(value)}"
+            raise UnsupportedModel(f"{where}: {what}; it must be {kind.rule}")
 
 
 def check_config(raw: Mapping[str, Any], where: object) -> None:

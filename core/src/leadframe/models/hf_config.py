@@ -18,10 +18,9 @@ from leadframe.models.config_fields import CONSUMED, NEUTRAL, SOUNDS_MATHEMATICA
 from leadframe.models.config_values import GENERATION, check_config, check_values
 from leadframe.models.info import GenerationDefaults
 from leadframe.models.rope import RopeContext, rope_spec, served_context
-from leadframe.models.spec import Activation, DecoderSpec, LayerSpec, RopeSpec, check_spec
+from leadframe.models.spec import LIMITS, Activation, DecoderSpec, LayerSpec, RopeSpec, check_spec
 from leadframe.platform.capabilities import AttnParams
 
-_MAX_LAYERS: Final = 1024
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -103,7 +102,6 @@ def read_hf_config(directory: Path, max_model_len: int | None = None) -> HFConfi
     check_config(raw, path)
     if raw_text is not raw:
         check_config(raw_text, path)
-    refuse_deep(raw_text)
     outer = _auto_config(directory)
     config = outer.get_text_config(decoder=True)
     _refuse_unknown(raw_text, config)
@@ -171,8 +169,9 @@ def _text_config(raw: Mapping[str, Any], family: Family, path: Path) -> Mapping[
 def refuse_deep(raw: Mapping[str, Any]) -> None:
     """Config classes build lists of this length before anything else is checked."""
     layers = raw.get("num_hidden_layers", 1)
-    if isinstance(layers, int) and layers > _MAX_LAYERS:
-        raise UnsupportedModel(f"num_hidden_layers is {layers}; the limit is {_MAX_LAYERS}")
+    if isinstance(layers, int) and layers > LIMITS["num_hidden_layers"]:
+        limit = LIMITS["num_hidden_layers"]
+        raise UnsupportedModel(f"num_hidden_layers is {layers}; the limit is {limit}")
 
 
 def _auto_config(directory: Path) -> Any:

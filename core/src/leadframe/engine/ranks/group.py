@@ -6,14 +6,13 @@ import logging
 import os
 import queue
 import shutil
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from leadframe.channel import start_process
 from leadframe.engine.ranks.wire import Arrays, Channel, Message, read_error
 from leadframe.errors import DeviceLost, DeviceOOM, LeadframeError
 
@@ -43,14 +42,7 @@ class _Peer:
         self.rank, self._on_gone = rank, on_gone
         self.replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.error: LeadframeError | None = None
-        ours, theirs = socket.socketpair()
-        try:
-            self.process = _start(theirs)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        self.process, ours = start_process(_WORKER)
         self.channel = Channel(ours)
         self._thread = threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True)
         self._thread.start()
@@ -86,21 +78,6 @@ class _Peer:
             self.process.wait()
         self._thread.join()
         self.channel.close()
-
-
-def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """Starts a worker, out of reach of the terminal's Ctrl-C: rank 0 decides when it ends.
-
-    -P keeps the current directory off the module path.
-    """
-    command = [sys.executable, "-P", "-m", _WORKER, str(theirs.fileno())]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # standard output belongs to rank 0
-        pass_fds=(theirs.fileno(),),
-        start_new_session=True,
-    )
 
 
 class RankGroup:
