@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from leadframe_cpu.cpu_info import cpu_info
+from leadframe_torch.cache import cache_root
 
 logger = logging.getLogger(__name__)
 
@@ -139,25 +140,16 @@ def _kernel_folder() -> Iterator[Path]:
 def cache_folder() -> Path | None:
     """Returns where compiled kernels are kept: the user's cache, or None if it cannot be used.
 
-    The user's cache is `$LEADFRAME_CACHE_DIR`, else `leadframe` in `$XDG_CACHE_HOME` or `~/.cache`.
-
     What lies there is loaded into this process, so a folder that others may write is not used.
     """
     try:
-        folder = _cache_root() / "cpu"
+        folder = cache_root() / "cpu"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         facts = folder.stat()
     except (OSError, RuntimeError):
         return None
     is_private = facts.st_uid == os.getuid() and not facts.st_mode & 0o022
     return folder if is_private and os.access(folder, os.W_OK) else None
-
-
-def _cache_root() -> Path:
-    chosen = os.environ.get("LEADFRAME_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "leadframe")
 
 
 def _sources() -> list[Path]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 import triton
 
+from leadframe_torch.cache import cache_root
 from leadframe_triton.arch import Arch
 from leadframe_triton.launch import TileKey, default_tile
 from leadframe_triton.tiles import Tile, tiles_for
@@ -28,12 +29,8 @@ Measure = Callable[[Arch, TileKey, Tile], float]
 
 
 def cache_path() -> Path:
-    """Where choices are kept: `$LEADFRAME_CACHE_DIR`, or the user's cache directory."""
-    root = os.environ.get("LEADFRAME_CACHE_DIR")
-    if root is None:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return Path(base, "leadframe", _FILE)
-    return Path(root, _FILE)
+    """Where choices are kept."""
+    return cache_root() / _FILE
 
 
 def key_text(arch: Arch, key: TileKey) -> str:
