@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ def make_group(tmp_path, monkeypatch):
 
     def make(count=2, *, is_real=True):
         if not is_real:
-            monkeypatch.setattr(module, "_start", start_sleeper)
+            monkeypatch.setattr(module, "start_process", start_sleeper)
         folder = tmp_path / "ranks"
         folder.mkdir()
         made.append(RankGroup(count, str(folder)))
@@ -35,11 +36,14 @@ def make_group(tmp_path, monkeypatch):
         group.close()
 
 
-def start_sleeper(theirs):
+def start_sleeper(name):
     code = "import sys; sys.stdin.read()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
-    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
+        )
+    return process, ours
 
 
 def kill(group, rank=1):
