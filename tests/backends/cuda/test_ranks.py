@@ -45,7 +45,7 @@ def test_a_rank_counts_its_gpu_from_the_first(gpus, monkeypatch):
 
     monkeypatch.setattr(backend, "_arch", lambda device: ARCHS["sm_90"])
     monkeypatch.setattr(backend, "_num_cores", lambda device: 132)
-    for name in ("CurrentDevice", "PinnedUploader"):
+    for name in ("current_device", "PinnedUploader"):
         monkeypatch.setattr(backend, name, lambda device: SimpleNamespace(device=device))
     for rank in range(2):
         limits = Limits(tensor_parallel_size=2, rank=rank, rendezvous="/nowhere")
