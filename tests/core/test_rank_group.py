@@ -36,7 +36,7 @@ def make_group(tmp_path, monkeypatch):
         group.close()
 
 
-def start_sleeper(name):
+def start_sleeper(name, rendezvous):
     code = "import sys; sys.stdin.read()"
     ours, theirs = socket.socketpair()
     with theirs:

@@ -123,7 +123,7 @@ def worker(pair, tiny_model, rendezvous):
     """Talks to a worker in a thread."""
     ours, theirs = pair
     status = []
-    thread = threading.Thread(target=lambda: status.append(serve(theirs)))
+    thread = threading.Thread(target=lambda: status.append(serve(theirs, str(rendezvous))))
     thread.start()
 
     def ask(op, fields=None, arrays=(), *, replies=True):
@@ -165,6 +165,12 @@ def test_a_worker_clears_up_after_a_rank_0_that_is_gone(worker, rendezvous):
     assert not rendezvous.exists()
 
 
+def test_a_worker_clears_up_after_a_rank_0_that_never_said_anything(worker, rendezvous):
+    worker.end()
+    assert worker.status() == 1
+    assert not rendezvous.exists()
+
+
 def test_a_worker_inside_a_long_call_clears_up_too_and_ends(pair, rendezvous, monkeypatch):
     ours, theirs = pair
     found, left = [], threading.Event()
@@ -175,8 +181,8 @@ def test_a_worker_inside_a_long_call_clears_up_too_and_ends(pair, rendezvous, mo
         lambda status: (found.append((status, rendezvous.exists())), left.set()),
     )
     rendezvous.mkdir()
-    Inbox(theirs)  # nobody takes a message out of it
-    ours.send("create", {"limits": {"rendezvous": str(rendezvous)}})
+    Inbox(theirs, str(rendezvous))  # nobody takes a message out of it
+    ours.send("create", {})
     ours.end()
     assert left.wait(20)
     assert found == [(1, False)]

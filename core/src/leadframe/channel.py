@@ -90,15 +90,16 @@ class Channel:
 
 
 def start_process(
-    module: str, env: Mapping[str, str] | None = None
+    module: str, *arguments: str, env: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Starts a module of this project, whose argument is the number of its end of a connection.
+    """Starts a module of this project; its first argument is the number of its end of a connection.
 
     It is out of reach of the terminal's Ctrl-C: this process decides when it ends. -P keeps the
     current directory off the module path.
 
     Args:
       module: its name.
+      arguments: what follows the number.
       env: its environment; None is this process's.
 
     Returns:
@@ -108,7 +109,7 @@ def start_process(
     try:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to this process
                 pass_fds=(theirs.fileno(),),

@@ -136,7 +136,7 @@ class _Worker:
     """
 
     def __init__(self, table: TokenTable) -> None:
-        self.process, ours = start_process(_WORKER, {**os.environ, **_ENVIRONMENT})
+        self.process, ours = start_process(_WORKER, env={**os.environ, **_ENVIRONMENT})
         self._socket, self._channel = ours, Channel(ours)
         self.end = weakref.finalize(self, _end, self.process, self._channel)
         if self.ask("tokens", {}, _START_SECONDS, table) is None:

@@ -38,11 +38,11 @@ class _Peer:
       error: what it said that went wrong.
     """
 
-    def __init__(self, rank: int, on_gone: Callable[[_Peer], None]) -> None:
+    def __init__(self, rank: int, rendezvous: str, on_gone: Callable[[_Peer], None]) -> None:
         self.rank, self._on_gone = rank, on_gone
         self.replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.error: LeadframeError | None = None
-        self.process, ours = start_process(_WORKER)
+        self.process, ours = start_process(_WORKER, rendezvous)
         self.channel = Channel(ours)
         self._thread = threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True)
         self._thread.start()
@@ -101,7 +101,7 @@ class RankGroup:
         self._peers: list[_Peer] = []
         try:
             for rank in range(1, count):
-                self._peers.append(_Peer(rank, self._note_loss))
+                self._peers.append(_Peer(rank, rendezvous, self._note_loss))
         except BaseException:
             self.close()
             raise

@@ -1,8 +1,8 @@
 """The process of one rank but the first: does what rank 0 tells it, until rank 0 is gone.
 
-Run as a module with the number of an inherited socket. Whatever goes wrong is sent to rank 0; all
-but an allocation that does not fit ends the process, which rank 0 and, through the collectives,
-every other rank notices.
+Run as a module with the number of an inherited socket and the group's directory. Whatever goes
+wrong is sent to rank 0; all but an allocation that does not fit ends the process, which rank 0 and,
+through the collectives, every other rank notices.
 """
 
 from __future__ import annotations
@@ -144,12 +144,16 @@ class Inbox:
     That thread also clears up when rank 0 is gone without a word, whatever the main one is doing,
     and ends the process when that does not notice.
 
+    Args:
+      channel: where they come from.
+      rendezvous: the group's directory, known before the first message: rank 0 may never send one.
+
     Attributes:
       ended: nothing more will come, and what rank 0 left behind is gone.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, rendezvous: str) -> None:
+        self._channel, self._rendezvous = channel, rendezvous
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._done = threading.Event()
         self.ended = threading.Event()
@@ -164,29 +168,31 @@ class Inbox:
         self._done.set()
 
     def _receive(self) -> None:
-        rendezvous, last = None, None
+        last = ""
         while (message := self._channel.receive()) is not None:
             last = message.op
-            if last == "create":
-                rendezvous = message.fields["limits"]["rendezvous"]
             self._messages.put(message)
-        if rendezvous is not None and last != "leave":
+        if last != "leave":
             # Nobody else will. While rank 0 lives the directory is its own: torch's store waits
             # for minutes for a file that is gone.
-            shutil.rmtree(rendezvous, ignore_errors=True)
+            shutil.rmtree(self._rendezvous, ignore_errors=True)
         self.ended.set()
         self._messages.put(None)
         if not self._done.wait(_LEAVE_SECONDS):
             os._exit(1)
 
 
-def serve(channel: Channel) -> int:
+def serve(channel: Channel, rendezvous: str) -> int:
     """Follows rank 0 until it says "leave" or is gone.
+
+    Args:
+      channel: the connection to it.
+      rendezvous: the group's directory, removed here when rank 0 went without a word.
 
     Returns:
       The exit status: 0 when rank 0 said so, 1 when this rank failed or rank 0 is gone.
     """
-    inbox = Inbox(channel)
+    inbox = Inbox(channel, rendezvous)
     first = inbox.take()
     try:
         is_told = first is not None and _follow(first, inbox, channel)
@@ -232,10 +238,10 @@ def _create(message: Message) -> tuple[Worker, Reply]:
 
 
 def main() -> None:
-    """Runs one rank; the argument is the number of its socket."""
+    """Runs one rank; the arguments are the number of its socket and the group's directory."""
     for stop in (signal.SIGINT, signal.SIGTERM):  # a supervisor may send them to every process
         signal.signal(stop, signal.SIG_IGN)  # rank 0 decides
-    status = serve(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    status = serve(Channel(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2])
     sys.stderr.flush()
     os._exit(status)  # nothing of a device may keep a rank that is no longer needed
 
