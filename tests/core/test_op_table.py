@@ -1,5 +1,7 @@
 """Resolution of ops: order, reasons, and what a step may call."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ class _Partial(ReferenceBackend):
 
     caps = Capabilities(
         family="numpy",
+        plain_weights=True,
         why_not=lambda spec: "no float64" if spec.dtype == "float64" else None,
     )
 
@@ -44,6 +47,32 @@ def test_an_objection_passes_on_with_its_reason():
     assert choice.implementation == "reference"
     assert choice.passed_over == (("mine", "no float64"),)
     assert "not mine: no float64" in build_op_table(_Partial(), specs, platform="mine").report()
+
+
+class _Packing(_Partial):
+    """Stores weights for its own `linear`; anything may be in them."""
+
+    caps = replace(_Partial.caps, plain_weights=False)
+
+
+@pytest.mark.parametrize("fallback", ["device", "host"])
+def test_a_definition_never_reads_weights_that_were_packed(fallback):
+    specs = [OpSpec("linear", "float64")]
+    with pytest.raises(Unsupported) as caught:
+        build_op_table(_Packing(), specs, fallback=fallback)
+    assert str(caught.value).startswith(
+        "linear is not supported for dtype float64: backend: no float64; reference: weights may "
+        "be packed for the device's own linear"
+    )
+    with pytest.raises(Unsupported, match="packed"):
+        build_op_table(_Packing(), order={"linear": ["reference"]})
+    assert _by_op(build_op_table(_Packing()))["embed"].implementation == "reference"
+
+
+def test_a_spec_says_what_it_has():
+    features = frozenset({"window", "softcap"})
+    spec = OpSpec("attention", "float16", head_dim=64, block_size=16, features=features)
+    assert str(spec) == "dtype float16, head_dim 64, block_size 16, features softcap, window"
 
 
 def test_kernels_stand_above_or_below_by_priority():

@@ -48,6 +48,12 @@ class OpSpec:
     block_size: int | None = None
     features: frozenset[str] = frozenset()
 
+    def __str__(self) -> str:
+        """What it says, for messages; fields that say nothing are left out."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "op"}
+        values["features"] = ", ".join(sorted(self.features))
+        return ", ".join(f"{name} {value}" for name, value in values.items() if value)
+
 
 def _no_objection(spec: OpSpec) -> str | None:
     return None
@@ -76,7 +82,8 @@ class Capabilities:
         they meet in `Limits.rendezvous` when an op first needs the others. False: one backend
         drives all of them.
       plain_weights: `upload` returns the same plain array for every role, so that a tied weight
-        can be stored once. False where the "linear" role packs.
+        can be stored once. False where the "linear" role packs; then no definition takes the place
+        of an `embed` or a `linear` of the backend's own.
       simulated: numbers of this backend say nothing about silicon (interpreters, simulators);
         the conformance report's evidence level takes this word: "interpreter" or "simulated".
       why_not: a reason why an `OpSpec` cannot be served, or None. Shown to the user.

@@ -24,6 +24,8 @@ from leadframe.platform.reference_ops import reference_ops
 OpFunction = Callable[..., Any]
 WhyNot = Callable[[OpSpec], str | None]
 
+_WEIGHT_OPS = frozenset({"embed", "linear"})
+"""Ops whose weights a backend may store in a form of its own."""
 _HOST_OPS = frozenset(OP_NAMES) - {*REQUIRED_OPS, "plan", "all_reduce", "all_gather"}
 
 
@@ -145,9 +147,23 @@ def _candidates(
         if kernel.priority <= 0:
             yield _Candidate(kernel.name, kernel.fn, kernel.why_not)
     if op not in REQUIRED_OPS:
-        yield _Candidate("reference", references[op], _anything)
+        yield _Candidate("reference", references[op], _objection(op, backend))
     if fallback == "host" and op in _HOST_OPS:
-        yield _Candidate("host", host_op(op, backend), _anything)
+        yield _Candidate("host", host_op(op, backend), _objection(op, backend))
+
+
+def _objection(op: str, backend: Backend) -> WhyNot:
+    """A definition reads plain arrays: not what the backend's own op may have packed."""
+    if op in _WEIGHT_OPS and op in backend.ops and not backend.caps.plain_weights:
+        return _packed
+    return _anything
+
+
+def _packed(spec: OpSpec) -> str | None:
+    return (
+        f"weights may be packed for the device's own {spec.op} (its capabilities do not say "
+        "plain_weights)"
+    )
 
 
 def _anything(spec: OpSpec) -> str | None:
