@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "serve": "serve a model over HTTP, with OpenAI's routes",
     "generate": "complete prompts in the terminal",
     "devices": "list the installed platforms and their devices",
+    "capacity": "compute what fits a device that need not be here",
     "bench": "measure throughput, latency, a server, start-up or the scheduler",
     "conformance": "test a platform against the contract",
     "compile-check": "compile a platform's kernels for chips that are not here",

@@ -19,6 +19,7 @@ from leadframe.kv_cache.capacity import (
     capacity_of,
     fit_max_model_len,
     format_gib,
+    useful_capacity,
 )
 from leadframe.metrics import StartupLedger
 from leadframe.models import ModelInfo
@@ -38,7 +39,7 @@ HOST_FRACTION = 0.5
 _HOST_PROFILE_TOKENS = 64
 """On a host a full step takes seconds: a smaller one is measured, and scaled."""
 _ATTEMPTS = 3
-_MARGIN = 0.02
+MARGIN_FRACTION = 0.02
 """Share of the budget left for what is not measured: fragments, other sampling variants."""
 
 
@@ -173,7 +174,7 @@ class KVSizer:
         fixed = self._fixed_bytes()
         if fixed is not None:
             return fixed
-        available = self._budget - peak - int(self._budget * _MARGIN)
+        available = self._budget - peak - int(self._budget * MARGIN_FRACTION)
         if available < 2 * self._block_bytes:
             raise ConfigError(
                 f"no memory is left for the KV cache: the budget is {format_gib(self._budget)}, "
@@ -189,21 +190,16 @@ class KVSizer:
         return KVPlan(self._useful(capacity, length), length, self._budget, peak, ranks)
 
     def _useful(self, capacity: KVCapacity, length: int) -> KVCapacity:
-        """Drops blocks that no schedule could use: every row at its longest, twice over.
-
-        The second half keeps finished prefixes for reuse.
-        """
         if self._is_fixed:
             return capacity
         rows = self._config.scheduler.max_num_seqs
-        most = 2 * rows * blocks_for(length, self._spec.block_size) + 1
-        if most >= capacity.num_blocks:
-            return capacity
-        self._ledger["kv"].note = (
-            f"capped: {rows:,} requests (--max-num-seqs) of {length:,} tokens, twice over, "
-            "need no more"
-        )
-        return KVCapacity(most, capacity.block_size, capacity.block_bytes)
+        useful = useful_capacity(capacity, rows, length)
+        if useful != capacity:
+            self._ledger["kv"].note = (
+                f"capped: {rows:,} requests (--max-num-seqs) of {length:,} tokens, twice over, "
+                "need no more"
+            )
+        return useful
 
     def _policy(self, max_model_len: int) -> BucketPolicy:
         scheduler = self._config.scheduler

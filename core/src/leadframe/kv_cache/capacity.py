@@ -90,6 +90,15 @@ def capacity_of(available_bytes: int, block_size: int, block_bytes: int) -> KVCa
     return KVCapacity(max(0, available_bytes) // block_bytes, block_size, block_bytes)
 
 
+def useful_capacity(capacity: KVCapacity, max_num_seqs: int, max_model_len: int) -> KVCapacity:
+    """Drops blocks that no schedule could use: every row at its longest, twice over.
+
+    The second half keeps finished prefixes for reuse.
+    """
+    most = 2 * max_num_seqs * blocks_for(max_model_len, capacity.block_size) + 1
+    return KVCapacity(min(most, capacity.num_blocks), capacity.block_size, capacity.block_bytes)
+
+
 def fit_max_model_len(capacity: KVCapacity, asked: int | None, model_limit: int) -> int:
     """Returns the longest sequence to serve.
 
