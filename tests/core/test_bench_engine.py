@@ -1,12 +1,14 @@
 """The benchmarks of an engine: keys, progress, and the mark of rounds that others disturbed."""
 
 import json
+import sys
 from argparse import ArgumentParser
 
 import pytest
 
 from leadframe.bench import latency, throughput
 from leadframe.bench.load_guard import LoadGuard, Sample, disturbance
+from leadframe.errors import ConfigError
 
 
 @pytest.fixture
@@ -40,6 +42,36 @@ def test_throughput_shows_rounds_as_they_end(tiny_llm, foreign, capsys):
     out, err = capsys.readouterr()
     assert "batch, round 1 of 2: leadframe, 2.0 s, 1.5 tok/s\nbatch, round 2 of 2" in err
     assert "round" not in out
+
+
+PEER = """
+import json, sys
+print(json.dumps({"name": f"scripted, {sys.argv[2]} threads"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    tokens = [[7] * asked["max_tokens"] for _ in asked["prompts"]]
+    print(json.dumps({"seconds": 1.0, "token_ids": tokens}), flush=True)
+"""
+
+
+def test_any_program_may_be_the_peer(tiny_llm, foreign, capsys, tmp_path):
+    program = tmp_path / "peer.py"
+    program.write_text(PEER)
+    foreign(0.0)
+    argv = [*SMALL, "--rounds", "2", "--compare", f"{sys.executable} '{program}'"]
+    assert run(throughput, large(tiny_llm), *argv, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["peer"].startswith("scripted, ")
+    row = report["rows"][0]
+    assert row["ratio"] == pytest.approx(1.0)  # both took 2 s, says the guard
+    assert [r["engine"] for r in row["rounds"]] == ["leadframe", "leadframe", "peer", "peer"]
+    assert 0 <= row["token_agreement"] < 1
+
+
+@pytest.mark.parametrize("command", ["", "no-such-engine", "/dev/null"])
+def test_a_peer_that_cannot_be_run_is_a_mistake_of_the_user(tiny_llm, command):
+    with pytest.raises(ConfigError, match="--compare"):
+        run(throughput, large(tiny_llm), *SMALL, "--compare", command)
 
 
 def test_rounds_that_were_all_disturbed_give_a_direction_only(tiny_llm, foreign, capsys):

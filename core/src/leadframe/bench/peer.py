@@ -1,7 +1,9 @@
 """Talks to a peer engine in a process of its own, one JSON line a request.
 
 The peer runs only between a line in and a line out, so that it does not disturb what is measured
-here. The process is named as a module, because the core imports no array library.
+here. It is a program that is started with the path of the model and a number of threads, says
+{"name"} when it has loaded, and answers each {"prompts", "max_tokens"}, prompts being lists of
+token ids, with {"seconds", "token_ids"}: exactly `max_tokens` greedy tokens for each prompt.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from typing import Any
 from leadframe.bench.workloads import Workload
 from leadframe.errors import ConfigError
 
-TRANSFORMERS = "leadframe_torch.transformers_peer"
+TRANSFORMERS = (sys.executable, "-m", "leadframe_torch.transformers_peer")
+"""A module's name: the core imports no array library."""
 
 
 class Peer:
     """A peer engine that has loaded a model.
 
     Args:
-      module: what `python -m` runs.
+      command: the program and its first arguments.
       model: the path of the model, as the peer wants it.
       threads: threads that it may use.
 
@@ -32,14 +35,20 @@ class Peer:
       ConfigError: the peer did not start.
     """
 
-    def __init__(self, module: str, model: str, threads: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, model, str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"TQDM_DISABLE": "1"},
-        )
+    def __init__(self, command: Sequence[str], model: str, threads: int) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [*command, model, str(threads)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"TQDM_DISABLE": "1"},
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"--compare: {command[0]!r} cannot be run ({error.strerror}); it takes "
+                "transformers, none, or the command of a peer program"
+            ) from None
         self.pid = self._process.pid
         self.name = str(self._read()["name"])
 

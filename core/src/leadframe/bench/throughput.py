@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from leadframe.bench.load_guard import LoadGuard, disturbance
 from leadframe.bench.peer import TRANSFORMERS, Peer, median
 from leadframe.bench.workloads import Workload, make_workload
+from leadframe.errors import ConfigError
 from leadframe.llm import LLM
 from leadframe.sampling_params import SamplingParams
 
@@ -50,9 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=None, help="tokens to generate each")
     parser.add_argument(
         "--compare",
-        choices=("transformers", "none"),
         default="transformers",
-        help='the peer to run on the same prompts; "none" measures Leadframe alone',
+        metavar="PEER",
+        help='who runs the same prompts: "transformers", "none", or the command of a program that '
+        "speaks as leadframe.bench.peer says, such as bench/llama_cpp_peer.py",
     )
 
 
@@ -179,14 +182,18 @@ def run(args: argparse.Namespace, llm: LLM) -> int:
 def _start_peer(args: argparse.Namespace, llm: LLM) -> Peer | None:
     if args.compare == "none":
         return None
+    is_known = args.compare == "transformers"
+    command = TRANSFORMERS if is_known else shlex.split(args.compare)
+    if not command:
+        raise ConfigError("--compare is empty; it takes transformers, none, or a command")
     threads = len(os.sched_getaffinity(0))
-    return Peer(TRANSFORMERS, str(llm.engine.model_path), threads)
+    return Peer(command, str(llm.engine.model_path), threads)
 
 
 def _table(report: dict[str, Any]) -> str:
     lines = [f"leadframe on {report['engine']}"]
     if report["peer"]:
-        lines.append(f"peer: {report['peer']}, batched generate, same prompts and weights")
+        lines.append(f"peer: {report['peer']}, same prompts, same file of weights")
     head = f"{'workload':<10}{'requests':>9}{'tokens':>8}{'leadframe tok/s':>17}"
     lines.append(head + (f"{'peer tok/s':>12}{'ratio':>8}" if report["peer"] else ""))
     for row in report["rows"]:
