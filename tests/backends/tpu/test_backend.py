@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -160,16 +161,44 @@ def test_close_deletes_what_was_uploaded():
 
 
 class FakeChip:
-    def __init__(self, in_use):
-        self.in_use = in_use
+    def __init__(self, in_use, peak=0, **reserved):
+        self.stats = {"bytes_limit": 100, "bytes_in_use": in_use, "peak_bytes_in_use": peak}
+        self.stats |= reserved
 
     def memory_stats(self):
-        return {"bytes_limit": 100, "bytes_in_use": self.in_use, "peak_bytes_in_use": 90}
+        return self.stats
 
 
 def test_the_fullest_chip_decides_what_is_free():
-    info = ChipMemory([FakeChip(30), FakeChip(60)]).read(Ledger())
+    info = ChipMemory([FakeChip(30, 90), FakeChip(60, 90)]).read(Ledger())
     assert (info.total, info.free, info.used, info.peak) == (200, 80, 90, 180)
+
+
+def test_what_is_reserved_for_programs_is_used_and_part_of_the_peak():
+    chips = [FakeChip(30, 31, bytes_reserved=10, peak_bytes_reserved=25), FakeChip(30, 31)]
+    info = ChipMemory(chips).read(Ledger())
+    assert (info.free, info.used, info.peak) == (120, 70, 85)
+
+
+def test_scratch_that_the_compiler_knows_of_is_part_of_the_peak():
+    ledger = Ledger()
+    assert [ledger.share_scratch(size) for size in (20, 8, 21)] == [20, 0, 1]
+    assert ChipMemory([FakeChip(30, 31)]).read(ledger).peak == 51
+
+
+def test_a_weight_that_cannot_fit_is_refused_before_it_is_read(monkeypatch):
+    backend = make()
+    monkeypatch.setattr(backend, "_target", replace(backend._target, interpret=False))
+    monkeypatch.setattr(backend, "_memory", ChipMemory([FakeChip(30)]))
+
+    class Unread:
+        shape, dtype = (20,), "float32"
+
+        def read(self, index=None):
+            raise AssertionError("it was read")
+
+    with pytest.raises(DeviceOOM, match="during load"):
+        backend.upload(Unread())
 
 
 def test_scratch_of_steps_is_counted_once():
@@ -190,6 +219,10 @@ def test_scratch_of_steps_is_counted_once():
 OOM = "RESOURCE_EXHAUSTED: Attempting to allocate 1.50G. That was not possible."
 HBM = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.00G of 15.75G hbm."
 VMEM = "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem."
+LOADING = (
+    "RESOURCE_EXHAUSTED: Error loading program 'jit_run': Attempting to reserve 6.48G at the "
+    "bottom of memory. That was not possible. There are 6.78G free, 0B reserved."
+)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +244,7 @@ def test_oom_carries_the_figures():
         raise jax.errors.JaxRuntimeError(OOM)
     assert (caught.value.requested, caught.value.free) == (3 << 29, 7)
     assert asked_bytes(HBM) == 20 << 30
+    assert asked_bytes(LOADING) == int(6.48 * 2**30)
     assert asked_bytes("no figure") == 0
 
 
@@ -218,6 +252,7 @@ def test_oom_carries_the_figures():
     ("error", "wanted"),
     [
         (jax.errors.JaxRuntimeError(HBM), DeviceOOM),
+        (jax.errors.JaxRuntimeError(LOADING), DeviceOOM),
         (jax.errors.JaxRuntimeError(VMEM), CompileError),
         (NotImplementedError("sort"), CompileError),
         (Unsupported("linear", None, "why"), Unsupported),

@@ -91,7 +91,6 @@ class TpuBackend:
         self._memory: _Memory = ChipMemory(self._ranks.devices)
         if target.interpret:
             self._memory = PretendMemory(target.memory_bytes)
-        self._scratch = 0
         self._ops = make_ops(
             interpret=target.interpret,
             num_ranks=self._ranks.count,
@@ -132,8 +131,7 @@ class TpuBackend:
         """Copies a host array, or each rank's slice of a weight, to the devices."""
         target = _dtype(source, dtype)
         requested = int(np.prod(source.shape)) * target.itemsize
-        if self._target.interpret:
-            self._reserve(requested, "load")
+        self._reserve(requested, "load")  # before a byte of it is read
         with device_errors("load", requested, self._free):
             return self._ledger.hold(self._ranks.upload(source, target, partition, role))
 
@@ -196,10 +194,8 @@ class TpuBackend:
                 step, bucket, weights, kv, self._ranks, self._target.compiler_options
             )
         # Programs add up, but one at a time runs: only a larger scratch costs more memory.
-        memory = program.memory
-        growth = max(0, memory.scratch - self._scratch)
-        self._scratch += growth
-        size = (memory.code + growth) * self._ranks.count
+        memory, count = program.memory, self._ranks.count
+        size = memory.code * count + self._ledger.share_scratch(memory.scratch * count)
         return TpuStep(program, weights, self._ranks, size, self._free)
 
     def close(self) -> None:

@@ -14,6 +14,8 @@ from leadframe.platform.batch import Bucket
 
 _LOST: Final = ("UNAVAILABLE", "DATA_LOSS", "ABORTED")
 _HALTED: Final = "halted"
+_ASKED: Final = ("to allocate ", "to reserve ")
+"""What precedes a number of bytes; scratch is reserved, all else allocated."""
 _SIZE: Final = re.compile(r"([\d.]+)([KMGT]?)i?B?(?: bytes)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -50,7 +52,7 @@ def compile_errors(bucket: Bucket, free: Callable[[], int]) -> Iterator[None]:
         yield
     except jax.errors.JaxRuntimeError as error:
         text = str(error)
-        if text.startswith("RESOURCE_EXHAUSTED") and "memory space hbm" in text.lower():
+        if text.startswith("RESOURCE_EXHAUSTED") and _is_hbm(text):
             raise DeviceOOM(asked_bytes(text), free(), "compile") from error
         raise CompileError(bucket, first_line(text)) from error
     except LeadframeError:
@@ -59,9 +61,14 @@ def compile_errors(bucket: Bucket, free: Callable[[], int]) -> Iterator[None]:
         raise CompileError(bucket, f"{type(error).__name__}: {first_line(str(error))}") from error
 
 
+def _is_hbm(text: str) -> bool:
+    """Whether the compiler ran out of HBM, or the chip did when it loaded the program."""
+    return "memory space hbm" in text.lower() or any(marker in text for marker in _ASKED)
+
+
 def asked_bytes(text: str) -> int:
     """Finds the number of bytes that a message of XLA says were asked for; 0 if it does not."""
-    for marker in ("to allocate ", "Used "):
+    for marker in (*_ASKED, "Used "):
         _, found, rest = text.partition(marker)
         size = _SIZE.match(rest) if found else None
         if size is not None:

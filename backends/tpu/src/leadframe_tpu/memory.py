@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ class Ledger:
     def __init__(self) -> None:
         self.used = 0
         self.peak = 0
+        self.scratch = 0
         self._arrays: dict[int, weakref.ref[jax.Array]] = {}
 
     def hold(self, array: jax.Array) -> jax.Array:
@@ -32,6 +33,15 @@ class Ledger:
         """Counts bytes; a negative number takes them off."""
         self.used += size
         self.peak = max(self.peak, self.used)
+
+    def share_scratch(self, size: int) -> int:
+        """Counts the scratch of a program; returns by how much it is the largest so far.
+
+        Programs run one at a time, so all of them share what the largest needs.
+        """
+        growth = max(0, size - self.scratch)
+        self.scratch += growth
+        return growth
 
     def clear(self) -> None:
         """Deletes every array that is still held."""
@@ -57,7 +67,12 @@ def stored_bytes(array: jax.Array) -> int:
 
 
 class ChipMemory:
-    """What the chips report. Sums over them, but free memory is what the fullest one has."""
+    """What the chips report. Sums over them, but free memory is what the fullest one has.
+
+    A program's scratch is no allocation to libtpu: it is *reserved*, in figures of its own, which
+    neither what is in use nor its peak contains. Where they are absent, what the compiler said of
+    the largest program stands for them.
+    """
 
     def __init__(self, devices: Sequence[Any]) -> None:
         self._devices = devices
@@ -65,13 +80,19 @@ class ChipMemory:
     def read(self, ledger: Ledger) -> MemoryInfo:
         """Reads it now."""
         stats = [device.memory_stats() for device in self._devices]
-        free = min(s["bytes_limit"] - s["bytes_in_use"] for s in stats)
+        used = [s["bytes_in_use"] + s.get("bytes_reserved", 0) for s in stats]
+        free = min(s["bytes_limit"] - held for s, held in zip(stats, used, strict=True))
+        reserved = max(_total(stats, "peak_bytes_reserved"), ledger.scratch)
         return MemoryInfo(
-            total=sum(s["bytes_limit"] for s in stats),
+            total=_total(stats, "bytes_limit"),
             free=free * len(stats),
-            used=sum(s["bytes_in_use"] for s in stats),
-            peak=sum(s["peak_bytes_in_use"] for s in stats),
+            used=sum(used),
+            peak=max(_total(stats, "peak_bytes_in_use"), _total(stats, "bytes_in_use") + reserved),
         )
+
+
+def _total(stats: Sequence[Mapping[str, int]], name: str) -> int:
+    return sum(chip.get(name, 0) for chip in stats)
 
 
 class PretendMemory:
