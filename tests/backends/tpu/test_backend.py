@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 from leadframe.errors import (
     CompileError,
+    ConfigError,
     ContractViolation,
     DeviceLost,
     DeviceNotFound,
@@ -19,8 +21,9 @@ from leadframe.errors import (
     Unsupported,
 )
 from leadframe.platform import Bucket, KVLayerSpec, KVSpec, Limits, OpSpec, Partition
+from leadframe_tpu.cache import default_folder
 from leadframe_tpu.capabilities import why_not
-from leadframe_tpu.create import create_backend
+from leadframe_tpu.create import _set_cache, create_backend
 from leadframe_tpu.detect import INTERPRETED
 from leadframe_tpu.failures import asked_bytes, compile_errors, device_errors
 from leadframe_tpu.kernels.layout import lane_width
@@ -305,6 +308,28 @@ def test_a_second_process_finds_the_step_in_the_cache(tmp_path):
     folder = tmp_path / "steps"
     assert compile_in_a_process(folder) == [False, "0o700"]
     assert compile_in_a_process(folder) == [True, "0o700"]
+
+
+@pytest.mark.parametrize(
+    ("env", "wanted"),
+    [
+        ({"LEADFRAME_CACHE_DIR": "/mine", "XDG_CACHE_HOME": "/xdg"}, "/mine/tpu"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/leadframe/tpu"),
+        ({"LEADFRAME_CACHE_DIR": "", "XDG_CACHE_HOME": ""}, "~/.cache/leadframe/tpu"),
+    ],
+)
+def test_steps_are_kept_beside_what_other_backends_keep(env, wanted):
+    assert default_folder(env) == Path(wanted).expanduser()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch, caplog):
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with pytest.raises(ConfigError, match=r"compile_cache=.*/file/x cannot be used"):
+        make(compile_cache=str(blocked / "x"))
+    monkeypatch.setenv("LEADFRAME_CACHE_DIR", str(blocked))
+    _set_cache("auto", is_interpreted=False)  # as on a chip: it serves all the same
+    assert "every start compiles every step" in caplog.text
 
 
 def test_without_a_cache_nothing_is_said_about_hits():

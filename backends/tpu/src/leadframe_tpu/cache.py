@@ -17,16 +17,23 @@ _HIT = "/jax/compilation_cache/cache_hits"
 
 
 def default_folder(env: Mapping[str, str]) -> Path:
-    """Returns where compiled steps are kept unless told otherwise."""
-    root = env.get("LEADFRAME_CACHE_DIR")
-    base = Path(root) if root else Path.home() / ".cache" / "leadframe"
-    return base / "tpu"
+    """Returns where compiled steps are kept unless told otherwise: beside the other backends'.
+
+    A variable that is empty is one that is not set.
+    """
+    chosen = env.get("LEADFRAME_CACHE_DIR")
+    if chosen:
+        return Path(chosen, "tpu")
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache", "leadframe", "tpu")
 
 
 def use_folder(folder: Path) -> None:
     """Keeps compiled programs in a folder that only this user may write.
 
     Whoever can write there can run code here: JAX loads what it finds.
+
+    Raises:
+      OSError: it cannot be made.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))

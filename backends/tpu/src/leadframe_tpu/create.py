@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,17 +11,21 @@ from typing import Any
 
 import jax
 
-from leadframe.errors import DeviceNotFound
+from leadframe.errors import ConfigError, DeviceNotFound
 from leadframe.platform.info import Device, Limits
 from leadframe_tpu import cache
 from leadframe_tpu.backend import Target, TpuBackend
 from leadframe_tpu.detect import INTERPRETED
+from leadframe_tpu.failures import first_line
+
+logger = logging.getLogger(__name__)
 
 
 def create_backend(device: Device, options: Mapping[str, Any], limits: Limits) -> TpuBackend:
     """Builds a backend.
 
     Raises:
+      ConfigError: the folder for compiled steps cannot be made.
       DeviceNotFound: there is no TPU, or not enough of them.
     """
     is_interpreted = device.arch == INTERPRETED.arch
@@ -31,17 +36,27 @@ def create_backend(device: Device, options: Mapping[str, Any], limits: Limits) -
 
 
 def _set_cache(setting: str, is_interpreted: bool) -> None:
-    """Leaves a folder alone that the user already set for JAX."""
+    """Leaves a folder alone that the user already set for JAX.
+
+    Raises:
+      ConfigError: the folder that the user named cannot be made.
+    """
     if setting == "off" or (setting == "auto" and (is_interpreted or cache.is_cache_used())):
         return
-    cache.use_folder(cache.default_folder(os.environ) if setting == "auto" else Path(setting))
+    folder = cache.default_folder(os.environ) if setting == "auto" else Path(setting)
+    try:
+        cache.use_folder(folder)
+    except OSError as error:
+        if setting != "auto":
+            raise ConfigError(f"-o compile_cache={setting} cannot be used: {error}") from error
+        logger.warning("every start compiles every step: none can be kept in a folder: %s", error)
 
 
 def _chips(device: Device, limits: Limits) -> Target:
     try:
         found = jax.devices("tpu")
     except RuntimeError as error:
-        raise DeviceNotFound(f"JAX cannot open the TPU: {error}") from error
+        raise DeviceNotFound(f"JAX cannot open the TPU: {first_line(str(error))}") from error
     return Target(_take(found, device.index, limits.tensor_parallel_size), num_available=len(found))
 
 
