@@ -21,6 +21,7 @@ from leadframe.errors import (
     Unsupported,
 )
 from leadframe.platform import Bucket, KVLayerSpec, KVSpec, Limits, OpSpec, Partition
+from leadframe.platform.batch import StepBatch, packed_sizes
 from leadframe_tpu.cache import default_folder
 from leadframe_tpu.capabilities import why_not
 from leadframe_tpu.create import _set_cache, create_backend
@@ -215,6 +216,19 @@ def test_scratch_of_steps_is_counted_once():
     second = backend.compile(step, BUCKET, weights, [])
     assert first.bytes >= 4 << 16
     assert second.bytes < 4 << 16
+
+
+# --- a step -------------------------------------------------------------------------------
+
+
+def test_outputs_are_on_their_way_before_one_is_asked_for(monkeypatch):
+    sent = []
+    step = make().compile(lambda w, kv, a: ({"x": a.token_ids, "y": a.slots}, kv), BUCKET, {}, [])
+    array_type = type(jnp.zeros(1))
+    monkeypatch.setattr(array_type, "copy_to_host_async", lambda array: sent.append(array))
+    ints, floats = (np.zeros(n, t) for n, t in zip(packed_sizes(BUCKET), "if", strict=True))
+    outputs, _ = step.run(StepBatch(BUCKET, ints, floats, 1, 1, 1), [])
+    assert [id(array) for array in sent] == [id(array) for array in outputs.values()]
 
 
 # --- errors -------------------------------------------------------------------------------

@@ -163,10 +163,11 @@ class TpuStep:
         """Uploads the batch, starts the step, and returns what it will produce."""
         assert self._compiled is not None, "the step is closed"
         # Copied: the caller fills its buffers again while the transfer may be under way.
-        host = (np.array(batch.ints), np.array(batch.floats))
+        ints, floats = np.array(batch.ints), np.array(batch.floats)
         with device_errors("step", 0, self._free):
-            inputs = jax.device_put(host, self._ranks.replicated)
-            outputs, kv = self._compiled(self._weights, list(kv_d), *inputs)
+            outputs, kv = self._compiled(self._weights, list(kv_d), ints, floats)
+            for array in outputs.values():  # all on their way before the first is waited for
+                array.copy_to_host_async()
         return outputs, kv
 
     def close(self) -> None:
