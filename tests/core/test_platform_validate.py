@@ -1,14 +1,17 @@
 """A backend's problems are all told at once, and its exceptions never reach the core bare."""
 
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from leadframe.conformance.batches import BatchSpec, Row, make_batch
-from leadframe.errors import BackendBug, ContractViolation, DeviceLost
+from leadframe.errors import BackendBug, CompileError, ContractViolation, DeviceLost
 from leadframe.platform import MEMBERS, Backend, Capabilities, guard, validate_backend
 from leadframe.platform.reference.backend import ReferenceBackend
+from leadframe.runner.runner import ModelRunner
 
 BATCH = make_batch(BatchSpec((Row(1, 1, (1,)),), 16, 1))
 
@@ -117,6 +120,57 @@ def test_what_compile_returns_is_checked():
 
     with pytest.raises(ContractViolation, match="it has no 'run'"):
         guard(Odd()).compile(len, BATCH.bucket, {}, [])
+
+
+class Compiling:
+    """A step that notes when someone waits for it."""
+
+    capture_seconds, cache_hit = 0.0, None
+
+    def __init__(self, events):
+        self.events = events
+
+    @property
+    def bytes(self):
+        self.events.append("asked")
+        return 1
+
+    @property
+    def compile_seconds(self):
+        raise CompileError(BATCH.bucket, "found out behind the call")
+
+    def run(self, batch, kv_d): ...
+
+    def close(self): ...
+
+
+class CompilesBehindTheCall(ReferenceBackend):
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def compile(self, step, bucket, weights, kv, capture=True):
+        self.events.append("compile")
+        return Compiling(self.events)
+
+
+def test_a_step_that_is_still_compiling_is_not_waited_for():
+    backend = CompilesBehindTheCall()
+    step = guard(backend).compile(len, BATCH.bucket, {}, [])
+    assert backend.events == ["compile"]
+    with pytest.raises(CompileError, match="behind the call"):
+        step.compile_seconds  # noqa: B018
+
+
+def test_every_step_of_a_start_is_begun_before_one_is_waited_for():
+    backend = CompilesBehindTheCall()
+    runner = ModelRunner(guard(backend), None, {}, None)
+    buckets = [replace(BATCH.bucket, num_blocks=width) for width in (1, 2, 3)]
+    runner.configure(SimpleNamespace(all_buckets=lambda: buckets), None)
+    asked = []
+    assert runner.prepare(lambda bucket, step: asked.append((bucket, step.bytes))) == 3
+    assert backend.events[:3] == ["compile"] * 3
+    assert asked == [(bucket, 1) for bucket in buckets]
 
 
 def test_the_guard_costs_a_step_next_to_nothing():

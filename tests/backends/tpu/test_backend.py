@@ -1,8 +1,10 @@
 """What the backend promises beyond the kit: placement, types, memory, errors, the cache."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from leadframe_tpu.detect import INTERPRETED
 from leadframe_tpu.failures import asked_bytes, compile_errors, device_errors
 from leadframe_tpu.kernels.layout import lane_width
 from leadframe_tpu.memory import ChipMemory, Ledger
+from leadframe_tpu.program import compile_lowered
 from leadframe_tpu.ranks import Cut, Ranks
 
 BUCKET = Bucket(1, 1, 1, 1, 1)
@@ -286,6 +289,58 @@ def test_a_step_that_cannot_be_traced_names_its_bucket():
 
     with pytest.raises(CompileError, match=r"num_tokens=1.*ConcretizationTypeError"):
         make().compile(step, BUCKET, {}, [])
+
+
+# --- compiling behind the call ------------------------------------------------------------
+
+
+def double(weights, kv_d, arrays):
+    return {"x": arrays.token_ids * 2}, kv_d
+
+
+def test_steps_are_compiled_side_by_side(monkeypatch):
+    both = threading.Barrier(2, timeout=60)
+
+    def compile_together(*args):
+        both.wait()
+        return compile_lowered(*args)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("leadframe_tpu.backend.compile_lowered", compile_together)
+    backend = make()
+    steps = [backend.compile(double, BUCKET, {}, []) for _ in range(2)]
+    assert all(step.compile_seconds > 0 and step.bytes >= 0 for step in steps)
+
+
+def test_what_the_compiler_finds_is_told_to_who_asks_the_step(monkeypatch):
+    def fail(*args):
+        raise jax.errors.JaxRuntimeError(LOADING)
+
+    monkeypatch.setattr("leadframe_tpu.backend.compile_lowered", fail)
+    step = make().compile(double, BUCKET, {}, [])
+    for ask in (lambda: step.bytes, lambda: step.run(None, [])):
+        with pytest.raises(DeviceOOM, match="during compile"):
+            ask()
+
+
+def test_a_closed_backend_compiles_no_more(monkeypatch):
+    begun, may_end = [], threading.Event()
+
+    def wait(*args):
+        begun.append(args)
+        may_end.wait(60)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("leadframe_tpu.backend.compile_lowered", wait)
+    backend = make()
+    first, second, third = (backend.compile(double, BUCKET, {}, []) for _ in range(3))
+    second.close()
+    backend.close()
+    may_end.set()
+    first._pending.result(60)
+    assert len(begun) == 1
+    assert second._pending.cancelled()
+    assert third._pending.cancelled()
 
 
 # --- the cache ----------------------------------------------------------------------------

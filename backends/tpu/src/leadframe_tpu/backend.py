@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +37,7 @@ from leadframe_tpu.kernels.attention import Interpret
 from leadframe_tpu.memory import ChipMemory, Ledger, PretendMemory
 from leadframe_tpu.namespace import jax_namespace
 from leadframe_tpu.op_table import make_ops
-from leadframe_tpu.program import TpuStep, compile_step
+from leadframe_tpu.program import TpuStep, compile_lowered, lower_step
 from leadframe_tpu.ranks import Ranks
 
 QUICK_COMPILE: Final[Mapping[str, Any]] = {
@@ -43,6 +46,9 @@ QUICK_COMPILE: Final[Mapping[str, Any]] = {
     "xla_cpu_use_fusion_emitters": False,
 }
 """For interpreted kernels: a fifth of the time to compile, several times the time to run."""
+
+_MAX_COMPILERS: Final = 8
+"""Programs that are compiled at once; each takes a core, and up to a gigabyte of the host."""
 
 _HOLDS: Final = ("float32", "bfloat16", "float16", "int32", "int16", "int8", "uint8", "bool")
 
@@ -91,6 +97,8 @@ class TpuBackend:
         self._memory: _Memory = ChipMemory(self._ranks.devices)
         if target.interpret:
             self._memory = PretendMemory(target.memory_bytes)
+        workers = min(_MAX_COMPILERS, len(os.sched_getaffinity(0)))
+        self._compilers = ThreadPoolExecutor(workers, "tpu-compile")
         self._ops = make_ops(
             interpret=target.interpret,
             num_ranks=self._ranks.count,
@@ -188,18 +196,23 @@ class TpuBackend:
         kv: KV,
         capture: bool = True,
     ) -> CompiledStep:
-        """Compiles a step ahead of time; there is no other way to run one."""
+        """Lowers a step, and compiles it ahead of time behind the call.
+
+        A program takes a core of the host half a minute, so those of a start are compiled side
+        by side.
+        """
+        start = time.perf_counter()
         with compile_errors(bucket, self._free):
-            program = compile_step(
-                step, bucket, weights, kv, self._ranks, self._target.compiler_options
-            )
-        # Programs add up, but one at a time runs: only a larger scratch costs more memory.
-        memory, count = program.memory, self._ranks.count
-        size = memory.code * count + self._ledger.share_scratch(memory.scratch * count)
-        return TpuStep(program, weights, self._ranks, size, self._free)
+            lowered = lower_step(step, bucket, weights, kv, self._ranks)
+        seconds = time.perf_counter() - start
+        options = self._target.compiler_options
+        pending = self._compilers.submit(compile_lowered, lowered, options, seconds)
+        made = TpuStep(bucket, pending, weights, self._ranks, self._ledger, self._free)
+        return cast(CompiledStep, made)  # its attributes are properties
 
     def close(self) -> None:
-        """Deletes what was uploaded."""
+        """Deletes what was uploaded, and compiles no more."""
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         self._ledger.clear()
 
     def _free(self) -> int:

@@ -5,9 +5,9 @@ The cache is a setting of the process: two backends of one process share the fir
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import threading
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import jax
@@ -41,26 +41,24 @@ def use_folder(folder: Path) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-@dataclass(slots=True)
-class CacheWatch:
-    """Counts programs that came from the cache."""
-
-    hits: int = 0
-
-    def __call__(self, event: str, **_: str | int) -> None:
-        """Called by JAX for each of its events."""
-        self.hits += event == _HIT
+def cache_hits() -> int:
+    """Returns how many programs this thread has got from the cache so far."""
+    _listen()
+    return getattr(_counted, "hits", 0)
 
 
-@contextmanager
-def watch_cache() -> Iterator[CacheWatch]:
-    """Counts the cache hits of what is compiled inside."""
-    watch = CacheWatch()
-    jax.monitoring.register_event_listener(watch)
-    try:
-        yield watch
-    finally:
-        jax.monitoring.unregister_event_listener(watch)
+_counted = threading.local()
+"""JAX tells of a hit in the thread that compiles; others may compile at the same time."""
+
+
+@lru_cache(maxsize=1)
+def _listen() -> None:
+    jax.monitoring.register_event_listener(_count)
+
+
+def _count(event: str, **_: str | int) -> None:
+    if event == _HIT:
+        _counted.hits = getattr(_counted, "hits", 0) + 1
 
 
 def is_cache_used() -> bool:

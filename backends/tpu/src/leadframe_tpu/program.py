@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from leadframe.platform.backend import KV, Array, StepFunction
 from leadframe.platform.batch import Bucket, StepBatch, packed_sizes, unpack
-from leadframe_tpu.cache import is_cache_used, watch_cache
-from leadframe_tpu.failures import device_errors
+from leadframe_tpu.cache import cache_hits, is_cache_used
+from leadframe_tpu.failures import compile_errors, device_errors
 from leadframe_tpu.kernels.layout import KVBlocks
+from leadframe_tpu.memory import Ledger
 from leadframe_tpu.ranks import KV_SPEC, Ranks
 
 _NOTHING = PartitionSpec()
@@ -106,7 +108,7 @@ class ProgramMemory:
         return self.code + self.scratch + self.arguments
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Program:
     """A compiled program and how it came about."""
 
@@ -116,61 +118,94 @@ class Program:
     cache_hit: bool | None
 
 
-def compile_step(
-    step: StepFunction,
-    bucket: Bucket,
-    weights: Mapping[str, Any],
-    kv: Sequence[KVBlocks],
-    ranks: Ranks,
-    options: Mapping[str, Any] | None = None,
+def compile_lowered(
+    lowered: jax.stages.Lowered, options: Mapping[str, Any] | None, lower_seconds: float
 ) -> Program:
-    """Lowers and compiles a step."""
-    start = time.perf_counter()
-    with watch_cache() as watch:
-        lowered = lower_step(step, bucket, weights, kv, ranks)
-        compiled = lowered.compile(compiler_options=dict(options) if options else None)
-    hit = watch.hits > 0 if is_cache_used() else None
-    return Program(compiled, ProgramMemory.of(compiled), time.perf_counter() - start, hit)
+    """Compiles a step that was lowered; in a thread of its own, if need be."""
+    start, hits = time.perf_counter(), cache_hits()
+    compiled = lowered.compile(compiler_options=dict(options) if options else None)
+    hit = cache_hits() > hits if is_cache_used() else None
+    seconds = lower_seconds + time.perf_counter() - start
+    return Program(compiled, ProgramMemory.of(compiled), seconds, hit)
 
 
 class TpuStep:
-    """A compiled step with its weights. It satisfies `leadframe.platform.CompiledStep`.
+    """A step with its weights. It satisfies `leadframe.platform.CompiledStep`.
 
-    Attributes:
-      bytes: device memory that it adds to the steps made before it.
-      compile_seconds: tracing, lowering and compiling.
-      capture_seconds: 0: nothing is captured.
-      cache_hit: whether the cache on disk served the compilation; None without one.
+    It may be compiling still: to run it, or to ask what it took, is to wait for that.
+
+    Args:
+      bucket: its sizes.
+      pending: the program.
+      weights: what the step reads.
+      ranks: the devices.
+      ledger: where its scratch is counted.
+      free: bytes that are free.
     """
 
     capture_seconds = 0.0
+    """Nothing is captured."""
 
     def __init__(
         self,
-        program: Program,
+        bucket: Bucket,
+        pending: Future[Program],
         weights: Mapping[str, Array],
         ranks: Ranks,
-        size: int,
+        ledger: Ledger,
         free: Callable[[], int],
     ) -> None:
-        self.bytes = size
-        self.compile_seconds = program.seconds
-        self.cache_hit = program.cache_hit
-        self._compiled: jax.stages.Compiled | None = program.compiled
-        self._weights, self._ranks, self._free = dict(weights), ranks, free
+        self._bucket, self._pending = bucket, pending
+        self._weights, self._ranks, self._ledger, self._free = dict(weights), ranks, ledger, free
+        self._program: Program | None = None
+        self._bytes = 0
+        self._is_closed = False
+
+    @property
+    def bytes(self) -> int:
+        """Device memory that it adds to the steps made before it."""
+        self._finished()
+        return self._bytes
+
+    @property
+    def compile_seconds(self) -> float:
+        """Tracing, lowering and compiling."""
+        return self._finished().seconds
+
+    @property
+    def cache_hit(self) -> bool | None:
+        """Whether the cache on disk served the compilation; None without one."""
+        return self._finished().cache_hit
 
     def run(self, batch: StepBatch, kv_d: KV) -> tuple[dict[str, Array], KV]:
-        """Uploads the batch, starts the step, and returns what it will produce."""
-        assert self._compiled is not None, "the step is closed"
+        """Starts the step on a batch, and returns what it will produce."""
+        compiled = (self._program or self._finished()).compiled
         # Copied: the caller fills its buffers again while the transfer may be under way.
         ints, floats = np.array(batch.ints), np.array(batch.floats)
         with device_errors("step", 0, self._free):
-            outputs, kv = self._compiled(self._weights, list(kv_d), ints, floats)
+            outputs, kv = compiled(self._weights, list(kv_d), ints, floats)
             for array in outputs.values():  # all on their way before the first is waited for
                 array.copy_to_host_async()
         return outputs, kv
 
     def close(self) -> None:
         """Drops the program and the weights."""
-        self._compiled = None
-        self._weights = {}
+        self._pending.cancel()
+        self._program, self._weights, self._is_closed = None, {}, True
+
+    def _finished(self) -> Program:
+        """Waits for the compiler, the first time, and counts what the program takes.
+
+        Raises:
+          CompileError: it could not be compiled.
+          DeviceOOM: the chip has no room for it.
+        """
+        assert not self._is_closed, "the step is closed"
+        if self._program is None:
+            with compile_errors(self._bucket, self._free):
+                self._program = self._pending.result()
+            # Programs add up; scratch does not, since one of them runs at a time.
+            memory, count = self._program.memory, self._ranks.count
+            growth = self._ledger.share_scratch(memory.scratch * count)
+            self._bytes = memory.code * count + growth
+        return self._program

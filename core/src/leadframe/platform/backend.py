@@ -239,7 +239,9 @@ class Backend(Protocol):
     ) -> CompiledStep:
         """Makes a step ready for a bucket: compiles, captures, or just wraps it.
 
-        Compiling may run the step on padding only: it may write the null block and no other.
+        Compiling may run the step on padding only: it may write the null block and no other. It
+        may go on behind the call: reading an attribute of the step, or running it, then waits and
+        raises what compiling raises.
 
         Args:
           step: the pure function to run.

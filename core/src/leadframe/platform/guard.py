@@ -110,7 +110,8 @@ class GuardedBackend:
           ContractViolation: what the backend returned is no `CompiledStep`.
         """
         step: object = self._compile(*args, **kwargs)
-        missing = [name for name in _STEP_MEMBERS if not hasattr(step, name)]
+        # On the type first: reading a property of a step that is still compiling would wait.
+        missing = [n for n in _STEP_MEMBERS if not hasattr(type(step), n) and not hasattr(step, n)]
         if missing:
             subject = f"what compile returned ({type(step).__name__})"
             raise ContractViolation(subject, [f"it has no {name!r}" for name in missing])

@@ -78,7 +78,9 @@ class ModelRunner:
         """Compiles every bucket that the policy lists and returns the bytes they hold."""
         assert self._policy is not None
         for bucket in self._policy.all_buckets():
-            step = self._prepared[bucket] = self._compile(bucket, capture=True)
+            self._prepared[bucket] = self._compile(bucket, capture=True)
+        # Asked only now: a backend may compile behind the call, and would be waited for.
+        for bucket, step in self._prepared.items():
             if on_compiled is not None:
                 on_compiled(bucket, step)
         return sum(step.bytes for step in self._prepared.values())
