@@ -60,6 +60,16 @@ def test_no_byte_more_than_is_available(available, num_blocks):
     assert capacity.num_usable_blocks == max(0, num_blocks - 1)
 
 
+@pytest.mark.parametrize(
+    ("num_blocks", "wanted"), [(2, 2), (255, 255), (257, 256), (1003, 1000), (71_234, 71_168)]
+)
+def test_a_few_blocks_more_or_less_are_the_same_pool(num_blocks, wanted):
+    steadied = KVCapacity(num_blocks, 16, 1024).steadied()
+    assert steadied == KVCapacity(wanted, 16, 1024)
+    assert steadied == steadied.steadied()
+    assert wanted > num_blocks * (1 - 1 / 128) - 1
+
+
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (32, 2)])
 def test_blocks_for(tokens, blocks):
     assert blocks_for(tokens, 16) == blocks

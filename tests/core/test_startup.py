@@ -6,10 +6,16 @@ import logging
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from leadframe.config import EngineConfig
 from leadframe.engine import startup
+from leadframe.engine.kv_sizing import KVSizer
+from leadframe.metrics import StartupLedger
+from leadframe.platform import KVSpec
+from leadframe.platform.reference.backend import ReferenceBackend
 
 
 @pytest.fixture
@@ -51,3 +57,18 @@ def test_a_pool_that_is_capped_says_why(tiny_llm):
     note = "capped: 3 requests (--max-num-seqs) of 32 tokens, twice over, need no more"
     assert note in capped.ledger.table()
     assert "capped" not in tiny_llm().engine.ledger.table()
+
+
+@pytest.mark.parametrize(("is_static", "sizes"), [(True, {1000}), (False, {1000, 1003})])
+def test_a_pool_that_steps_are_compiled_for_is_the_same_at_the_next_start(is_static, sizes):
+    backend = ReferenceBackend()
+    stub = SimpleNamespace(
+        caps=replace(backend.caps, static_shapes=is_static),
+        memory=backend.memory,
+        kv_block_bytes=lambda spec: 1024,
+    )
+    info = SimpleNamespace(max_position_embeddings=4096)
+    spec = KVSpec((), 16, "float32")
+    config = EngineConfig("none")
+    sizer = KVSizer(config, SimpleNamespace(backend=stub), spec, info, StartupLedger(), "test")
+    assert {sizer._plan(1024 * blocks, 0).num_blocks for blocks in (1000, 1003)} == sizes

@@ -185,6 +185,9 @@ class KVSizer:
 
     def _plan(self, available: int, peak: int) -> KVPlan:
         capacity = capacity_of(available, self._spec.block_size, self._block_bytes)
+        if self._backend.caps.static_shapes and not self._is_fixed:
+            # The pool is one of the shapes: another size would find no compiled step in a cache.
+            capacity = capacity.steadied()
         length = fit_max_model_len(capacity, self._config.max_model_len, self._limit)
         ranks = self._config.device.tensor_parallel_size
         return KVPlan(self._useful(capacity, length), length, self._budget, peak, ranks)
