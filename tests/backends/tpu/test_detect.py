@@ -42,6 +42,15 @@ def test_chips_are_listed(tmp_path, installed, files):
     assert is_usable({}, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"])
+def test_chips_that_the_environment_hides_are_not_listed(tmp_path, installed, name):
+    add_chips(tmp_path, 4)
+    found = detect({name: "2, 3"}, tmp_path)
+    assert [device.index for device in found.devices] == [0, 1]  # as JAX counts them
+    assert found.reason == "4 TPU v5e on the PCI bus, 2 of them visible"
+    assert len(detect({name: ""}, tmp_path).devices) == 4
+
+
 def test_a_chip_may_be_two_devices(tmp_path, installed):
     add_chips(tmp_path, 2, device="0x0076")
     found = detect({}, tmp_path)
@@ -60,6 +69,7 @@ ABSENT = {
     "pass the devices into the container": {"files": ("dev/vfio/vfio",)},
     "libtpu is not installed": {"missing": "libtpu"},
     "v3 is older than the kernels can use": {"device": "0x0027"},
+    "TPU_VISIBLE_CHIPS leaves none": {"env": {"TPU_VISIBLE_CHIPS": "1"}},
     "JAX_PLATFORMS is 'cpu'": {"env": {"JAX_PLATFORMS": "cpu"}},
     "although TPU_WORKER_ID is set": {"count": 0, "env": {"TPU_WORKER_ID": "0"}},
 }

@@ -15,6 +15,7 @@ INTERPRETED: Final = Device(0, "interpreter", arch="interpreter")
 
 _GOOGLE: Final = "0x1ae0"
 _GIB: Final = 2**30
+_VISIBLE: Final = "TPU_VISIBLE_CHIPS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,9 @@ def detect(env: Mapping[str, str], root: Path = Path("/")) -> Detection:
     named = env.get("LEADFRAME_DEVICE", "")
     if named == f"tpu:{INTERPRETED.name}":
         return Detection((INTERPRETED,), "kernels run in Pallas' interpreter on the host")
-    chips = _chips(root)
-    why_absent = _why_absent(env, root, chips)
+    present = _chips(root)
+    chips = _visible(env, present)
+    why_absent = _why_absent(env, root, present)
     if why_absent is not None:
         hint = "; tpu:interpreter runs its kernels on the host, for tests" if named == "tpu" else ""
         return Detection((), why_absent + hint)
@@ -68,7 +70,8 @@ def detect(env: Mapping[str, str], root: Path = Path("/")) -> Detection:
         Device(index, f"TPU {chip.arch}", chip.memory_bytes, chip.arch)
         for index, chip in enumerate(each)
     )
-    return Detection(devices, f"{len(chips)} TPU {chips[0].arch} on the PCI bus")
+    kept = f", {len(chips)} of them visible" if len(chips) < len(present) else ""
+    return Detection(devices, f"{len(present)} TPU {present[0].arch} on the PCI bus{kept}")
 
 
 def is_usable(env: Mapping[str, str], root: Path = Path("/")) -> bool:
@@ -90,10 +93,21 @@ def _why_absent(env: Mapping[str, str], root: Path, chips: list[_Chip]) -> str |
         )
     if find_spec("libtpu") is None and not env.get("TPU_LIBRARY_PATH"):
         return "libtpu is not installed; run: pip install libtpu"
+    if not _visible(env, chips):
+        return f"{_VISIBLE} leaves none of the {len(chips)} TPU {chips[0].arch}; unset it"
     platforms = env.get("JAX_PLATFORMS", "")
     if platforms and "tpu" not in platforms.split(","):
         return f"JAX_PLATFORMS is {platforms!r}, which hides the TPU; unset it"
     return None
+
+
+def _visible(env: Mapping[str, str], chips: list[_Chip]) -> list[_Chip]:
+    """Those that libtpu will open: all, or the ones whose numbers the environment lists."""
+    listed = env.get(_VISIBLE) or env.get("TPU_VISIBLE_DEVICES", "")
+    numbers = [part.strip() for part in listed.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        return chips
+    return [chips[int(number)] for number in numbers if int(number) < len(chips)]
 
 
 def _environment_hint(env: Mapping[str, str]) -> str:
