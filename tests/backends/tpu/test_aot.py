@@ -16,15 +16,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from leadframe.models.info import GenerationDefaults
 from leadframe.models.model import DecoderModel
 from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec
-from leadframe.platform import KVSpec
+from leadframe.platform import Bucket, KVSpec
 from leadframe.runner.step import build_step
 from leadframe_tpu.capabilities import BLOCK_SIZES, HEAD_DIMS
 from leadframe_tpu.compile_check.cases import kernel_case
 from leadframe_tpu.compile_check.check import StepCase, check_step
 from leadframe_tpu.compile_check.environment import DEFAULT_TARGETS, has_compiler
 from leadframe_tpu.compile_check.report import format_matrix
-from leadframe_tpu.compile_check.shapes import BLOCK_SIZE, BUCKETS, KERNEL_BUCKETS, SHAPES, Weight
+from leadframe_tpu.compile_check.shapes import (
+    BLOCK_SIZE,
+    BUCKETS,
+    KERNEL_BUCKETS,
+    SHAPES,
+    KernelStep,
+    Weight,
+)
 from leadframe_tpu.compile_check.targets import lowering_target, open_target
+from leadframe_tpu.kernels.work import row_groups
 
 pytestmark = pytest.mark.tpu_aot
 
@@ -104,6 +112,16 @@ def test_the_kernels_at_every_head_dimension(judge, target, step):
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_the_kernels_at_every_block_size(judge, block_size):
     judge(kernel_case((64, 128), "decode", "bfloat16", block_size), DEFAULT_TARGETS[0])
+
+
+def test_tables_that_take_several_calls_take_one_output(judge):
+    bucket = Bucket(2048, 256, 0, num_blocks=4096, num_logits=0, sample="skip")  # 128k tokens
+    weights = KernelStep.weights((128,), bucket)
+    case = replace(kernel_case((128,), "mixed"), bucket=bucket, weights=weights)
+    verdict = judge(case, DEFAULT_TARGETS[0])
+    outputs = 4 * 2048 * 8 * 128  # bytes of one
+    assert len(row_groups(256, 4096)) == 7
+    assert verdict.memory.scratch < 4 * outputs
 
 
 def test_the_kernels_in_float32(judge):

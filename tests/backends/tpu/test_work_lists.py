@@ -83,6 +83,17 @@ def _check_next_live(tiles):
         assert tiles.next_live[tile] == (after[0] if len(after) else count)
 
 
+def test_a_group_of_decodes_has_as_many_tiles_as_rows():
+    bucket = Bucket(12, 12, 12, 5, 12)
+    ints = np.zeros(packed_sizes(bucket)[0], np.int32)
+    arrays = unpack(bucket, ints, None)
+    arrays.query_start[:], arrays.seq_lens[:] = np.arange(13), 20
+    make = jax.jit(lambda ints: work.attention_tiles(unpack(bucket, ints, None), (4, 9), None))
+    tiles = make(ints)
+    np.testing.assert_array_equal(tiles.first_token, np.arange(4, 9))
+    np.testing.assert_array_equal(tiles.end_key, np.full(5, 20))
+
+
 def test_query_tile_is_a_power_of_two_that_suits_the_batch():
     assert work.query_tile(7, 7) == 1
     assert [work.query_tile(n, 0) for n in (1, 8, 9, 16, 17, 500)] == [8, 8, 16, 16, 32, 32]

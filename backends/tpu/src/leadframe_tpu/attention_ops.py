@@ -31,14 +31,12 @@ class AttentionPlan:
     Attributes:
       runs: where K and V go.
       tiles: who attends to what, for groups of rows whose block tables fit scalar memory.
-      first_tokens: int32 [groups], the first token of each group.
       is_live: bool [T]; the others are padding.
       queries: most queries of a tile.
     """
 
     runs: Runs
     tiles: tuple[Tiles, ...]
-    first_tokens: jax.Array
     is_live: jax.Array
     queries: int = field(metadata={"static": True})
 
@@ -50,7 +48,6 @@ def plan(batch: StepArrays, params: AttnParams) -> AttentionPlan:
     return AttentionPlan(
         runs=append_runs(batch.slots),
         tiles=tuple(attention_tiles(batch, rows, params.window) for rows in groups),
-        first_tokens=jnp.stack([batch.query_start[start] for start, _ in groups]),
         is_live=live_tokens(batch),
         queries=query_tile(bucket.num_tokens, bucket.num_decodes),
     )
@@ -78,9 +75,5 @@ def attention(
     interpret: Interpret,
 ) -> jax.Array:
     """Causal paged attention of q [T, H, D]; returns [T, H, D], zeros for padding."""
-    parts = [attend_tiles(q, kv, tiles, params, plan.queries, interpret) for tiles in plan.tiles]
-    out = parts[0]
-    token = jnp.arange(q.shape[0], dtype=jnp.int32)[:, None, None]
-    for first, part in zip(plan.first_tokens[1:], parts[1:], strict=True):
-        out = jnp.where(token >= first, part, out)
+    out = attend_tiles(q, kv, plan.tiles, params, plan.queries, interpret)
     return jnp.where(plan.is_live[:, None, None], out, 0.0).astype(q.dtype)

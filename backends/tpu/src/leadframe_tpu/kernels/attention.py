@@ -9,7 +9,7 @@ in float32 and base 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -91,17 +91,17 @@ class _Shape:
 def attend_tiles(
     q: jax.Array,
     kv: KVBlocks,
-    tiles: Tiles,
+    groups: Sequence[Tiles],
     params: AttnParams,
     queries: int,
     interpret: Interpret,
 ) -> jax.Array:
-    """Attends with every tile.
+    """Attends with every tile of every group, one kernel call a group.
 
     Args:
       q: [T, H, D].
       kv: the layer.
-      tiles: which tokens attend to which keys.
+      groups: which tokens attend to which keys; every token is in one group at most.
       params: constants of the layer.
       queries: most queries of a tile.
       interpret: how the kernel runs.
@@ -111,11 +111,14 @@ def attend_tiles(
     """
     _, num_heads, dim = q.shape
     group = num_heads // kv.num_stored_heads
-    shape = _shape_for(kv, queries, group, tiles.num_blocks, params)
+    shape = _shape_for(kv, queries, group, groups[0].num_blocks, params)
     q = q.astype(jnp.float32)  # 32-bit rows can be read and written one by one
     if not shape.is_split:  # zeros against V's lanes make q · [K|V] equal q · K
         q = jnp.pad(q, ((0, 0), (0, 0), (0, shape.lanes - dim)))
-    out = _call(q, kv.data, tiles, shape, interpret)
+    out = None
+    for tiles in groups:  # into the same memory: outputs of their own would have to be merged
+        out = _call(q, kv.data, tiles, shape, interpret, out)
+    assert out is not None, "there is a group"
     # Where registers are shared, weights · [K|V] has weights · V in V's lanes.
     return out if shape.is_split else out[..., dim : 2 * dim]
 
@@ -133,8 +136,14 @@ def _shape_for(
 
 
 def _call(
-    q: jax.Array, kv: jax.Array, tiles: Tiles, shape: _Shape, interpret: Interpret
+    q: jax.Array,
+    kv: jax.Array,
+    tiles: Tiles,
+    shape: _Shape,
+    interpret: Interpret,
+    begun: jax.Array | None,
 ) -> jax.Array:
+    """Calls the kernel for one group; `begun` is what earlier groups have written."""
     dtype = jnp.bfloat16 if kv.dtype == jnp.bfloat16 else jnp.float32
     rows = max(shape.rows, shape.single_rows)
     token = (shape.queries, *q.shape[1:])
@@ -150,12 +159,14 @@ def _call(
         tiles.num_queries,
     )
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    operands = (q, kv) if begun is None else (q, kv, begun)
+    first, end = len(scalars) + 2, len(scalars) + len(operands)  # `begun` is the output's memory
     out: jax.Array = pl.pallas_call(
-        lambda *refs: _kernel(_Refs(*refs), shape),
+        lambda *refs: _kernel(_Refs(*refs[:first], *refs[end:]), shape),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(tiles.position.shape[0],),
-            in_specs=[in_hbm, in_hbm],
+            in_specs=[in_hbm] * len(operands),
             out_specs=in_hbm,
             scratch_shapes=[
                 pltpu.VMEM((2, shape.panel, kv.shape[2]), kv.dtype),
@@ -168,6 +179,7 @@ def _call(
             ],
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, jnp.float32),
+        input_output_aliases={} if begun is None else {first: 0},
         compiler_params=pltpu.CompilerParams(
             # In order: a tile starts the copies that the next one waits for.
             dimension_semantics=("arbitrary",),
@@ -177,7 +189,7 @@ def _call(
         cost_estimate=_cost(q, kv, tiles, shape),
         interpret=interpret,
         name="paged_attention",
-    )(*scalars, q, kv)
+    )(*scalars, *operands)
     return out
 
 

@@ -110,7 +110,9 @@ def attention_tiles(batch: StepArrays, rows: tuple[int, int], window: int | None
     queries = query_tile(bucket.num_tokens, bucket.num_decodes)
     seq_lens, begins = batch.seq_lens[start:stop], batch.query_start[start:stop]
     counts = batch.query_start[start + 1 : stop + 1] - begins
-    num_tiles = _max_tiles(bucket.num_tokens, stop - start, queries)
+    # A decode has one tile, however many tokens belong to rows of other groups.
+    num_tokens = stop - start if queries == 1 else bucket.num_tokens
+    num_tiles = _max_tiles(num_tokens, stop - start, queries)
     row, order = _spread(-(-counts // queries), num_tiles)
     offset = order * queries
     live = jnp.clip(counts[row] - offset, 0, queries)
