@@ -1,6 +1,8 @@
 """The command `leadframe compile-check tpu` where libtpu is not installed."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +32,11 @@ def test_lowering_is_enough_where_no_target_was_named(without_libtpu, capsys):
     assert command.main(ARGV) == 0
     report = json.loads(capsys.readouterr().out)
     assert {row["target"] for row in report["steps"]} == {"any (lowered only)"}
+
+
+def test_no_extra_pairs_libtpu_with_a_jax_that_it_cannot_serve():
+    """libtpu 0.0.42 is JAX 0.10's; JAX 0.12 over it fails: "no such field: 'debug_locations'"."""
+    path = Path(__file__).parents[3] / "backends/tpu/pyproject.toml"
+    extras = tomllib.loads(path.read_text())["project"]["optional-dependencies"]
+    for wanted in extras.values():
+        assert any(each.startswith("jax") and each.endswith(",<0.11") for each in wanted)

@@ -55,7 +55,7 @@ def detect(env: Mapping[str, str], root: Path = Path("/")) -> Detection:
       root: where `/sys` and `/dev` are.
     """
     if find_spec("jax") is None:
-        return Detection((), "jax is not installed; run: pip install 'jax[tpu]>=0.10.2'")
+        return Detection((), "jax is not installed; run: pip install 'jax[tpu]>=0.10.2,<0.11'")
     named = env.get("LEADFRAME_DEVICE", "")
     if named == f"tpu:{INTERPRETED.name}":
         return Detection((INTERPRETED,), "kernels run in Pallas' interpreter on the host")
