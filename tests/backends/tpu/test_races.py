@@ -24,7 +24,7 @@ def run(kind):
 
 def test_kernels_are_clean_whenever_copies_run():
     found = run("clean")
-    assert len(found) == 4
+    assert len(found) == 5
     assert set(found.values()) == {"clean"}, found
 
 
