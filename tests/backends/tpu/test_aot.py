@@ -33,6 +33,7 @@ from leadframe_tpu.compile_check.shapes import (
 )
 from leadframe_tpu.compile_check.targets import lowering_target, open_target
 from leadframe_tpu.kernels.work import row_groups
+from leadframe_tpu.op_table import make_ops
 
 pytestmark = pytest.mark.tpu_aot
 
@@ -112,6 +113,19 @@ def test_the_kernels_at_every_head_dimension(judge, target, step):
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
 def test_the_kernels_at_every_block_size(judge, block_size):
     judge(kernel_case((64, 128), "decode", "bfloat16", block_size), DEFAULT_TARGETS[0])
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs libtpu")
+def test_candidates_are_sorted_without_their_indices():
+    where = jax.sharding.SingleDeviceSharding(open_target(DEFAULT_TARGETS[0]).devices[0])
+    rows = {"temperature": "f", "uniform": "f", "min_p": "f", "top_k": "i", "top_p": "f"}
+    arrays = [jax.ShapeDtypeStruct((8, 32_000), "f", sharding=where)]
+    arrays += [jax.ShapeDtypeStruct((8,), dtype, sharding=where) for dtype in rows.values()]
+    sample = make_ops(interpret=False, num_ranks=1)["sample"]
+    text = jax.jit(lambda *a: sample(*a, "threshold")).lower(*arrays).compile().as_text()
+    sorts = [line for line in text.splitlines() if " sort(" in line]
+    assert len(sorts) == 1
+    assert "s32" not in sorts[0]
 
 
 def test_tables_that_take_several_calls_take_one_output(judge):

@@ -31,6 +31,7 @@ from leadframe_tpu.detect import INTERPRETED
 from leadframe_tpu.failures import asked_bytes, compile_errors, device_errors
 from leadframe_tpu.kernels.layout import lane_width
 from leadframe_tpu.memory import ChipMemory, Ledger
+from leadframe_tpu.namespace import jax_namespace
 from leadframe_tpu.program import compile_lowered
 from leadframe_tpu.ranks import Cut, Ranks
 
@@ -219,6 +220,19 @@ def test_scratch_of_steps_is_counted_once():
     second = backend.compile(step, BUCKET, weights, [])
     assert first.bytes >= 4 << 16
     assert second.bytes < 4 << 16
+
+
+# --- the namespace ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 256, 257, 600])
+def test_top_k_on_both_sides_of_what_xla_selects(k):
+    x = np.random.default_rng(0).standard_normal((3, 600)).astype(np.float32)
+    x[0, :5], x[1, 7] = 9.0, -np.inf
+    values, indices = (np.asarray(array) for array in jax_namespace().top_k(x, k))
+    np.testing.assert_array_equal(values, -np.sort(-x, axis=1)[:, :k])
+    np.testing.assert_array_equal(np.take_along_axis(x, indices, axis=1), values)
+    assert indices.dtype == np.int32
 
 
 # --- a step -------------------------------------------------------------------------------
