@@ -104,6 +104,8 @@ def test_what_is_claimed_of_ranks():
         assert caps.rank_processes
         assert caps.tensor_parallel == 16
         assert caps.batch_invariant, "see the test below, and tests/e2e/test_tensor_parallel.py"
+    alone = CpuBackend(1, compile_mode="step").caps
+    assert (alone.tensor_parallel, alone.rank_processes) == (1, False), "traced steps exclude ranks"
 
 
 def test_a_row_shared_by_three_ranks_has_the_same_bits_in_any_batch(rng, tmp_path):

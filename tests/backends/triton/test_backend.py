@@ -137,6 +137,8 @@ def test_batch_invariant_mode_brings_its_own_product(make_backend):
     backend = make_backend(batch_invariant=True)
     assert backend.ops["linear"] is not layer_ops.linear
     assert backend.caps.batch_invariant
+    assert backend.caps.tensor_parallel == 1, "ranks exclude it"
+    assert make_backend().caps.tensor_parallel == 16
     assert backend.launches.split_tokens >= 512
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -76,6 +77,8 @@ class TorchBackend:
         compile_mode: CompileMode = "eager",
         rank: Rank | None = None,
     ) -> None:
+        if compile_mode == "step":  # see `_share_ops`
+            caps = replace(caps, tensor_parallel=1, rank_processes=False)
         self.layer, self._caps = layer, caps
         self.device = layer.device
         self._compile_mode, self._rank = compile_mode, rank or Rank()

@@ -101,8 +101,9 @@ class TritonBackend(TorchBackend):
             batch_invariant=settings.batch_invariant,
             graph=_graph_kind(layer, arch, settings),
         )
-        most = _most_ranks(layer.device, rank)
-        caps = replace(caps, tensor_parallel=most, rank_processes=True)
+        if not settings.batch_invariant:
+            most = _most_ranks(layer.device, rank)
+            caps = replace(caps, tensor_parallel=most, rank_processes=True)
         super().__init__(layer, caps, compile_mode=settings.compile, rank=rank)
 
     def extra_ops(self) -> Mapping[str, Callable[..., Any]]:
