@@ -23,6 +23,9 @@ NOTES = ConformanceNotes(
 )
 
 
+ONE_RANK = "tensor_parallel is 1: there is no room here for a second rank"
+
+
 def _fails(kit):
     raise ConformanceFailure("wrong")
 
@@ -105,7 +108,15 @@ def _with_result(report, index, **changes):
     return _resigned(report, results=results)
 
 
+def _without_ranks(report, **claims):
+    skipped = {"id": "B.ranks[embed]", "outcome": "not claimed", "reason": ONE_RANK}
+    results = [*report["results"], {**report["results"][0], **skipped}]
+    caps = {**report["capabilities"], **claims}
+    return _resigned(report, results=results, capabilities=caps)
+
+
 def test_what_verify_finds(report):
+    assert verify(_without_ranks(report)) == []
     first = report["results"][0]["id"]
     broken = {
         "no digest": ({**report, "seed": 7}, "digest"),
@@ -120,6 +131,10 @@ def test_what_verify_finds(report):
             "cannot be expected",
         ),
         "no reason": (_with_result(report, 0, outcome="failed"), f"{first}: failed without"),
+        "skipped ranks": (
+            _without_ranks(report, tensor_parallel=2, rank_processes=True),
+            "no room here for a second rank, but the capabilities say 2",
+        ),
         "unknown case": (_with_result(report, 0, id="B.made-up[x]"), "no case"),
         "twice": (
             _resigned(report, results=[*report["results"], report["results"][0]]),
@@ -273,3 +288,14 @@ def test_a_case_that_needs_hypothesis_says_so_and_blames_no_backend(kit, monkeyp
     assert (result.outcome, result.reason.split(";")[1]) == (
         "failed", " run: pip install hypothesis",
     )  # fmt: skip
+
+
+def test_what_was_left_out_is_printed_with_its_reason():
+    done = _conformance("reference", "--case", "*.ranks[*")
+    assert done.returncode == 0, done.stdout
+    lines = [line for line in done.stdout.splitlines() if line.startswith("not claimed")]
+    assert lines == [
+        "not claimed, cases left out: 8: tensor_parallel is 1: several devices for one model are "
+        "not claimed",
+        "not claimed, cases left out: 3: rank_processes is not claimed",
+    ]

@@ -11,7 +11,8 @@ from leadframe.conformance.groups import all_cases
 from leadframe.conformance.kit import Kit
 from leadframe.platform import guard, validate_backend
 from leadframe.platform.reference.backend import ReferenceBackend
-from leadframe_sim.mutants import MUTANTS
+from leadframe_sim.mutants import MUTANTS, Mutant
+from leadframe_sim.mutants.ranks import SharedReference
 
 DOC = Path(__file__).parents[2] / "docs/backends/mutants.md"
 CASES = {tier: in_tier(all_cases(), tier) for tier in ("core", "full")}
@@ -23,14 +24,25 @@ def _numpy_state():
         yield
 
 
-def make_kit(mutant):
-    make = mutant.make or ReferenceBackend
-    probe = ("--device", "mutant", "--object", mutant.plugin, "--distribution", "leadframe-sim")
-    return Kit(
-        open=lambda: guard(validate_backend(make(), mutant.name)),
-        device=mutant.name,
-        probe_args=probe if mutant.plugin else (),
-    )
+@pytest.fixture
+def make_kit():
+    """Makes the kit of a mutant, or of anything like it; ends its ranks."""
+    made = []
+
+    def make(mutant):
+        backend = mutant.make or ReferenceBackend
+        probe = ("--device", "mutant", "--object", mutant.plugin, "--distribution", "leadframe-sim")
+        kit = Kit(
+            open=lambda: guard(validate_backend(backend(), mutant.name)),
+            device=mutant.name,
+            probe_args=probe if mutant.plugin else (),
+        )
+        made.append(kit)
+        return kit
+
+    yield make
+    for kit in made:
+        kit.close()
 
 
 def first_failure(kit, group, tier):
@@ -43,11 +55,13 @@ def first_failure(kit, group, tier):
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_no_mutant_survives(name):
+def test_no_mutant_survives(name, make_kit):
     mutant = MUTANTS[name]
     found = first_failure(make_kit(mutant), mutant.group, mutant.tier)
     assert found is not None, f"{name} ({mutant.summary}) survives group {mutant.group}"
     assert found.reason
+    if ".mutants.ranks:" in mutant.plugin:
+        assert ".ranks[" in found.id, "alone it is sound"
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -58,7 +72,25 @@ def test_the_backends_that_mutants_are_made_from_are_clean(group):
         assert found is None, f"{found}"
 
 
-def test_only_a_long_context_shows_what_lies_far_back():
+SOUND = Mutant("sound", "", "", SharedReference, "leadframe_sim.mutants.ranks:sound")
+
+
+def test_the_ranks_that_mutants_are_made_from_are_clean(make_kit):
+    kit = make_kit(SOUND)
+    cases = [case for case in CASES["core"] if ".ranks[" in case.id]
+    results = [execute(kit, case) for case in cases]
+    assert {result.outcome for result in results} == {"passed"}, results
+    assert kit.ranks is not None
+
+
+@pytest.mark.parametrize("case_id", ["E.ranks[logits]", "E.ranks[repeated-heads]"])
+def test_a_whole_model_shows_what_ranks_do_wrong(make_kit, case_id):
+    (case,) = [case for case in CASES["core"] if case.id == case_id]
+    result = execute(make_kit(MUTANTS["local-sum"]), case)
+    assert "logits are off by" in result.reason
+
+
+def test_only_a_long_context_shows_what_lies_far_back(make_kit):
     mutant = MUTANTS["near-only"]
     assert first_failure(make_kit(mutant), "B", "core") is None
     assert first_failure(make_kit(mutant), "B", "full").id == "B.attention[long-context]"

@@ -69,7 +69,7 @@ def _outcome(kit: Kit, case: Case) -> tuple[Outcome, str]:
     try:
         not_claimed = case.not_claimed(kit)
     except Exception as error:
-        return "failed", _describe(error)
+        return "failed", describe(error)
     if not_claimed is not None:
         return "not claimed", not_claimed
     unsupported, expected = kit.noted_unsupported(case.id), kit.expected_failure(case.id)
@@ -89,11 +89,12 @@ def _run(kit: Kit, case: Case) -> str | None:
     try:
         case.run(kit)
     except Exception as error:
-        return _describe(error)
+        return describe(error)
     return None
 
 
-def _describe(error: Exception) -> str:
+def describe(error: Exception) -> str:
+    """Returns one line: what a case says is wrong, or what was raised and where."""
     if isinstance(error, ConformanceFailure):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)[-3:]
@@ -101,4 +102,4 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error} [{where}]"
 
 
-__all__ = ["Outcome", "Result", "execute", "rerun_line"]
+__all__ = ["Outcome", "Result", "describe", "execute", "rerun_line"]

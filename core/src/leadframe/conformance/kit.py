@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from leadframe.platform import (
     reference_ops,
 )
 from leadframe.platform.reference.namespace import numpy_namespace
+
+if TYPE_CHECKING:
+    from leadframe.conformance.rank_group import Ranks
 
 ORACLE = reference_ops(numpy_namespace(), f32=np.float64)
 """The definition of every op, in float64."""
@@ -56,6 +59,7 @@ class Kit:
       options: KEY=VALUE texts that the backend was created with.
       probe_args: what loads the same plugin in a fresh process; empty when there is none.
       probe_report: what that process reported.
+      ranks: the group of ranks that cases share; see `leadframe.conformance.rank_group`.
     """
 
     open: Callable[[], Backend]
@@ -70,6 +74,7 @@ class Kit:
     options: tuple[str, ...] = ()
     probe_args: tuple[str, ...] = ()
     probe_report: dict[str, Any] = field(default_factory=dict)
+    ranks: Ranks | None = None
     _tables: dict[OpSpec, OpTable] = field(default_factory=dict)
 
     @cached_property
@@ -111,6 +116,12 @@ class Kit:
     def is_static(self) -> bool:
         """Whether steps run from a recording or an executable."""
         return self.backend.caps.graph != "none"
+
+    def close(self) -> None:
+        """Closes the shared backend and ends the ranks."""
+        if self.ranks is not None:
+            self.ranks.close()
+        self.backend.close()
 
     def check(self, condition: bool, message: str) -> None:
         """Fails the case with a message unless the condition holds."""

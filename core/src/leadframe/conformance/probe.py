@@ -76,26 +76,13 @@ def snapshot() -> dict[str, int]:
     return out
 
 
-def _entry_point(args: argparse.Namespace) -> Any:
-    from leadframe.platform.discovery import EntryPoint, find_entry_point, installed_entry_points
-
-    if args.object:
-        module, _, attribute = args.object.partition(":")
-
-        def load() -> Any:
-            return getattr(importlib.import_module(module), attribute)
-
-        return EntryPoint(args.device.partition(":")[0], args.distribution, "0", load)
-    return find_entry_point(args.device.partition(":")[0], installed_entry_points())
-
-
 def _first_use(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Loads the plugin, asks what it is and what is present, creates its backend, uses it."""
+    from leadframe.conformance.loading import create, entry_point
     from leadframe.platform.discovery import load_plugin
     from leadframe.platform.plugin import open_device_files
-    from leadframe.platform.selection import create_backend, select_device
 
-    point = _entry_point(args)
+    point = entry_point(args)
     plugin, report["import_seconds"] = _timed(lambda: load_plugin(point))
     info, report["info_seconds"] = _timed(plugin.info)
     report["heavy_after_info"] = sorted(set(HEAVY) & set(sys.modules))
@@ -107,8 +94,7 @@ def _first_use(args: argparse.Namespace, report: dict[str, Any]) -> None:
     for name in args.preload:
         importlib.import_module(name)
     names = snapshot()
-    selection = select_device(args.device, os.environ, points=[point])
-    backend = create_backend(selection, dict(pair.split("=", 1) for pair in args.option))
+    _, backend = create(args, point)
     report["family"], report["kind"] = backend.caps.family, info.kind
     _use(backend)
     backend.close()
@@ -131,14 +117,12 @@ def _timed(function: Any) -> tuple[Any, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Probes and prints."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--object", help="MODULE:ATTRIBUTE instead of an installed plugin")
-    parser.add_argument("--distribution", default="a stub")
-    parser.add_argument("--preload", nargs="*", default=[], help="import before the snapshot")
-    parser.add_argument("-o", dest="option", action="append", default=[])
-    args = parser.parse_args(argv)
     sys.meta_path.insert(0, _Blocker())
+    from leadframe.conformance.loading import parser
+
+    known = parser()
+    known.add_argument("--preload", nargs="*", default=[], help="import before the snapshot")
+    args = known.parse_args(argv)
     report: dict[str, Any] = {"error": ""}
     try:
         _first_use(args, report)

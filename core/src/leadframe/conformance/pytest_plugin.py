@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,7 @@ def conformance_kit(request: pytest.FixtureRequest, conformance_run: Run) -> Ite
     conformance_run.kit = kit
     yield kit
     level = _conclude(conformance_run, kit)
-    kit.backend.close()
+    kit.close()
     if request.config.getoption("--require-hardware") and level != "hardware":
         pytest.fail(f"--require-hardware: the evidence is {level!r}", pytrace=False)
 
@@ -159,6 +160,12 @@ def _conclude(run: Run, kit: Kit) -> Evidence:
     return level
 
 
+def not_claimed(results: Sequence[Result]) -> list[str]:
+    """Returns one line for each reason why cases were left out."""
+    reasons = Counter(result.reason for result in results if result.outcome == "not claimed")
+    return [f"not claimed, cases left out: {count}: {why}" for why, count in reasons.items()]
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints what was proved, and the command that repeats each failure."""
     run = terminalreporter.config.stash[RUN]
@@ -167,6 +174,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("to repeat a failure")
         for result in failed:
             terminalreporter.write_line(result.rerun)
+    for line in not_claimed(run.results):
+        terminalreporter.write_line(line)
     if run.conclusion:
         terminalreporter.write_line(run.conclusion)
     if run.report is not None and run.kit is not None:

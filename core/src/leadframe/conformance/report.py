@@ -164,6 +164,9 @@ def _verify_result(result: Mapping[str, Any], case: Case, caps: Mapping[str, Any
         ]
         if claimed:
             yield f"{case.id}: {reason}, but the capabilities list it"
+        most = caps.get("tensor_parallel", 1)
+        if "tensor_parallel is 1" in reason and most > 1:
+            yield f"{case.id}: {reason}, but the capabilities say {most}"
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> list[Path]:

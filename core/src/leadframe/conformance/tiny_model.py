@@ -25,6 +25,7 @@ from leadframe.platform import (
     KVSpec,
     Ops,
     OpSpec,
+    Partition,
     StepArrays,
 )
 
@@ -72,6 +73,16 @@ class TinyModel:
         out["inv_freq"] = 1000.0 ** -(np.arange(self.dim // 2) / (self.dim // 2))
         return {name: value.astype(np.float32) for name, value in out.items()}
 
+    def partition(self, name: str) -> Partition | None:
+        """How ranks share a weight."""
+        kind = name.rpartition(".")[2]
+        if kind in ("embed", "head", "gate", "up"):
+            return Partition(0)
+        if kind in "qkvo":
+            heads = self.kv_heads if kind in "kv" else self.heads
+            return Partition(int(kind == "o"), heads, self.dim)
+        return Partition(1) if kind == "down" else None
+
     def forward(self, ops: Ops, w: Weights, kv: KV, arrays: StepArrays) -> tuple[Array, KV]:
         """Logits [L, V] of the rows in `logits_idx`."""
         plan = ops.plan(arrays, self.params)
@@ -83,14 +94,14 @@ class TinyModel:
             q, k, v = (self._heads(ops.linear(h, w[f"{i}.{n}"])) for n in "qkv")
             layer = ops.kv_append(kv[i], ops.rope(k, rope), v, plan)
             out = ops.attention(ops.rope(q, rope), layer, plan, self.params)
-            out = out.reshape((out.shape[0], self.heads * self.dim))
+            out = out.reshape((out.shape[0], -1))
             x = x + ops.all_reduce(ops.linear(out, w[f"{i}.o"]))
             h = ops.rms_norm(x, w[f"{i}.norm2"], 1e-5)
             h = ops.silu_mul(ops.linear(h, w[f"{i}.gate"]), ops.linear(h, w[f"{i}.up"]))
             x = x + ops.all_reduce(ops.linear(h, w[f"{i}.down"]))
             layers.append(layer)
         rows = ops.take_rows(ops.rms_norm(x, w["norm"], 1e-5), arrays.logits_idx)
-        return ops.linear(rows, w["head"]), layers
+        return ops.all_gather(ops.linear(rows, w["head"])), layers
 
     def _heads(self, x: Array) -> Array:
         return x.reshape((x.shape[0], -1, self.dim))
@@ -133,7 +144,9 @@ class Driver:
         self.kv = kit.backend.kv_alloc(KVSpec(layers, self.block_size, self.dtype), num_blocks)
         host = model.weights(kit.seed + 1)
         self.weights = {
-            name: kit.backend.upload(value, None if name == "inv_freq" else self.dtype)
+            name: kit.backend.upload(
+                value, None if name == "inv_freq" else self.dtype, model.partition(name)
+            )
             for name, value in host.items()
         }
         self.free = list(range(num_blocks - 1, 0, -1))

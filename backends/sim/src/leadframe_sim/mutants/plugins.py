@@ -25,7 +25,8 @@ def _detect(env: Mapping[str, str]) -> Detection:
     return Detection((Device(0, "mutant"),), "always")
 
 
-def _plugin(**changes: Callable[..., Any]) -> types.SimpleNamespace:
+def stub_plugin(**changes: Callable[..., Any]) -> types.SimpleNamespace:
+    """Makes a plugin of the NumPy backend, with some hooks replaced."""
     hooks: dict[str, Callable[..., Any]] = {
         "platform_info": lambda: _INFO,
         "platform_detect": _detect,
@@ -74,13 +75,13 @@ def _opening_detect(env: Mapping[str, str]) -> Detection:
     return _detect(env)
 
 
-patches_numpy = _plugin(platform_create=_patching_create)
-patches_core = _plugin(platform_create=_core_patching_create)
-imports_engine = _plugin(platform_create=_engine_create)
-heavy_info = _plugin(platform_info=_heavy_info)
-slow_info = _plugin(platform_info=_slow_info)
-opens_device = _plugin(platform_detect=_opening_detect)
-good = _plugin()
+patches_numpy = stub_plugin(platform_create=_patching_create)
+patches_core = stub_plugin(platform_create=_core_patching_create)
+imports_engine = stub_plugin(platform_create=_engine_create)
+heavy_info = stub_plugin(platform_info=_heavy_info)
+slow_info = stub_plugin(platform_info=_slow_info)
+opens_device = stub_plugin(platform_detect=_opening_detect)
+good = stub_plugin()
 
 
 def _one(name: str, attribute: str, summary: str) -> Mutant:

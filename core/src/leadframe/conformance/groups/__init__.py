@@ -13,12 +13,14 @@ from leadframe.conformance.groups import (
     c_memory,
     d_graph,
     e_engine,
+    e_ranks,
     e_serving,
     f_determinism,
     g_failures,
     h_roofline,
     i_honesty,
     j_evolution,
+    ranks,
 )
 
 _MODULES = (
@@ -31,12 +33,14 @@ _MODULES = (
     c_memory,
     d_graph,
     e_engine,
+    e_ranks,
     e_serving,
     f_determinism,
     g_failures,
     h_roofline,
     i_honesty,
     j_evolution,
+    ranks,
 )
 
 
@@ -44,7 +48,8 @@ def all_cases() -> list[Case]:
     """Returns every case, in the order of the groups."""
     from leadframe.conformance.fuzz import FUZZ
 
-    return [*(case for module in _MODULES for case in module.CASES), FUZZ]
+    cases = [case for module in _MODULES for case in module.CASES]
+    return [*sorted(cases, key=lambda case: case.group), FUZZ]
 
 
 def select(cases: list[Case], pattern: str) -> list[Case]:

@@ -32,7 +32,7 @@ def in_step(kit: Kit, function: Callable[[Any, Arrays], Any], arrays: Arrays) ->
 
     outputs, kv = kit.run(step, batch, arrays, kv)
     kit.backend.kv_free(kv)
-    return tuple(outputs[key] for key in sorted(outputs))
+    return tuple(outputs[key] for key in sorted(outputs, key=int))
 
 
 def compare(

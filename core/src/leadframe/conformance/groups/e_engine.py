@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,18 +42,25 @@ def _teacher_forced(kit: Kit, capture: bool, window: int | None = None) -> None:
     exact = oracle_logits(kit, driver, stream.tokens[:-1])[len(prompt) - 1 :]
     got = np.stack(stream.logits)
     driver.close()
+    check_logits(kit, driver.dtype, got, exact, stream.tokens[len(prompt) :])
+
+
+def check_logits(
+    kit: Kit,
+    dtype: str,
+    got: npt.NDArray[Any],
+    exact: npt.NDArray[np.float64],
+    tokens: Sequence[int],
+) -> None:
+    """Logits [n, V] are the oracle's within the tolerance, and so is each greedy token.
+
+    A token may be another one where two logits are nearer than the tolerance.
+    """
     scale = float(np.abs(exact).max())
     error = float(np.abs(got - exact).max())
     kit.metrics.update(error=error / scale)
-    limit = _limit(kit, driver.dtype, scale)
+    limit = _limit(kit, dtype, scale)
     kit.check(error <= limit, f"logits are off by {error:.3g}, limit {limit:.3g}")
-    _check_greedy(kit, exact, stream.tokens[len(prompt) :], limit)
-
-
-def _check_greedy(
-    kit: Kit, exact: npt.NDArray[np.float64], tokens: Sequence[int], limit: float
-) -> None:
-    """Each greedy token is the oracle's, unless two logits are nearer than the tolerance."""
     for row, token in zip(exact, tokens, strict=True):
         gap = float(row.max() - row[token])
         kit.check(gap <= 2 * limit, f"greedy token {token} is {gap:.3g} below the best logit")

@@ -6,8 +6,8 @@ The engine is imported when a case runs: loading the kit's groups must not need 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,9 @@ class Settings:
     block_size: int | None = None
     prefix_caching: bool = True
     eager: bool = False
+    device: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    ranks: int = 1
 
     def config(self, model: str) -> EngineConfig:
         """Builds the engine's configuration."""
@@ -56,16 +59,22 @@ class Settings:
                 enable_prefix_caching=self.prefix_caching,
                 num_blocks_override=self.num_blocks,
             ),
-            device=DeviceConfig(enforce_eager=self.eager),
+            device=DeviceConfig(
+                device=self.device,
+                options=self.options,
+                enforce_eager=self.eager,
+                tensor_parallel_size=self.ranks,
+            ),
         )
 
 
-def _prompts(kit: Kit) -> Tokens:
-    rng = np.random.default_rng([kit.seed, 5])
+def _prompts(seed: int) -> Tokens:
+    rng = np.random.default_rng([seed, 5])
     return [[int(t) for t in rng.integers(0, VOCAB - 1, n)] for n in _LENGTHS]
 
 
-def _head_dim(kit: Kit) -> int:
+def head_dim(kit: Kit) -> int:
+    """The head dim of the model: the nearest to 64 that the backend takes."""
     dims = kit.backend.caps.head_dims
     return 64 if dims is None else min(dims, key=lambda have: abs(have - 64))
 
@@ -73,21 +82,31 @@ def _head_dim(kit: Kit) -> int:
 def generate(kit: Kit, backend: Backend, settings: Settings) -> Tokens:
     """Runs every prompt through an engine; returns the tokens of each.
 
-    Half of the requests draw, the others take the argmax.
-
     Args:
       kit: gives the seed and the head dim.
       backend: runs the model; the engine closes it.
       settings: how the engine is set up.
     """
+    return run_engine(settings, head_dim(kit), kit.seed, backend)
+
+
+def run_engine(settings: Settings, dim: int, seed: int, backend: Backend | None = None) -> Tokens:
+    """Runs every prompt; half of the requests draw, the others take the argmax.
+
+    Args:
+      settings: how the engine is set up.
+      dim: the model's head dim.
+      seed: of the weights and the prompts.
+      backend: runs the model; the engine closes it. None creates the one of the settings' device.
+    """
     from leadframe.engine import Engine
     from leadframe.sampling_params import SamplingParams
 
     with tempfile.TemporaryDirectory() as folder:
-        path = write_checkpoint(Path(folder), _head_dim(kit), kit.seed)
+        path = write_checkpoint(Path(folder), dim, seed)
         engine = Engine.from_config(settings.config(str(path)), backend=backend)
     tokens: Tokens = []
-    for i, prompt in enumerate(_prompts(kit)):
+    for i, prompt in enumerate(_prompts(seed)):
         is_drawn = i % 2 == 0
         params = SamplingParams(
             temperature=0.8 if is_drawn else 0.0,
@@ -106,7 +125,8 @@ def generate(kit: Kit, backend: Backend, settings: Settings) -> Tokens:
     return tokens
 
 
-def _same(kit: Kit, what: str, got: Tokens, want: Tokens) -> None:
+def same_tokens(kit: Kit, what: str, got: Tokens, want: Tokens) -> None:
+    """Fails unless every request generated the same tokens."""
     for i, (one, other) in enumerate(zip(got, want, strict=True)):
         kit.check(
             one == other,
@@ -117,7 +137,7 @@ def _same(kit: Kit, what: str, got: Tokens, want: Tokens) -> None:
 def _against_reference(kit: Kit) -> None:
     """The same tokens as the NumPy backend's, when both compute in float32."""
     want = generate(kit, ReferenceBackend(), Settings())
-    _same(kit, "against the reference", generate(kit, kit.open(), Settings()), want)
+    same_tokens(kit, "against the reference", generate(kit, kit.open(), Settings()), want)
 
 
 def _variants(kit: Kit) -> dict[str, Settings]:
@@ -135,12 +155,12 @@ def _schedule(name: str) -> Callable[[Kit], None]:
     def run(kit: Kit) -> None:
         want = generate(kit, kit.open(), Settings())
         got = generate(kit, kit.open(), _variants(kit)[name])
-        _same(kit, name, got, want)
+        same_tokens(kit, name, got, want)
 
     return run
 
 
-def _needs_float32(kit: Kit) -> str | None:
+def needs_float32(kit: Kit) -> str | None:
     """In 8 bits of mantissa near-ties are common, and equal tokens no fair demand."""
     caps = kit.backend.caps
     has_it = "float32" in caps.compute_dtypes and "float32" in caps.kv_dtypes
@@ -150,6 +170,6 @@ def _needs_float32(kit: Kit) -> str | None:
 _NAMES: Sequence[str] = ("chunks", "one-at-a-time", "few-blocks", "no-prefix-cache", "eager")
 
 CASES = [
-    Case("E.engine[against-reference]", _against_reference, "full", _needs_float32),
-    *(Case(f"E.engine[{name}]", _schedule(name), "full", _needs_float32) for name in _NAMES),
+    Case("E.engine[against-reference]", _against_reference, "full", needs_float32),
+    *(Case(f"E.engine[{name}]", _schedule(name), "full", needs_float32) for name in _NAMES),
 ]

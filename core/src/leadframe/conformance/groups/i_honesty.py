@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,9 @@ from leadframe.conformance.attention_cases import Shape
 from leadframe.conformance.case import Case, matches
 from leadframe.conformance.groups.b_attention import fit
 from leadframe.conformance.kit import Kit
-from leadframe.errors import LeadframeError
+from leadframe.conformance.loading import open_again
+from leadframe.conformance.open_kit import LIMITS
+from leadframe.errors import BackendBug, LeadframeError
 from leadframe.platform import OP_NAMES, KVLayerSpec, KVSpec, OpSpec
 
 _FEATURES = ("window", "softcap")
@@ -124,6 +127,31 @@ def _stable_caps(kit: Kit) -> None:
     kit.check(backend.caps is backend.caps, "caps is not the same object every time")
 
 
+def _too_many_ranks(kit: Kit) -> None:
+    """More devices than are claimed are refused, if only by not claiming them then either.
+
+    Without a plugin there is nothing that could be asked for them.
+    """
+    most = kit.backend.caps.tensor_parallel
+    kit.check(most >= 1, f"tensor_parallel is {most}; it must be at least 1")
+    if not kit.probe_args:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        limits = replace(LIMITS, tensor_parallel_size=most + 1, rendezvous=folder)
+        try:
+            _, backend = open_again(kit.probe_args, limits)
+        except BackendBug:
+            raise
+        except LeadframeError:
+            return
+        says = backend.caps.tensor_parallel
+        backend.close()
+    kit.check(
+        says <= most,
+        f"tensor_parallel is {most}, and {says} once {most + 1} devices are asked for",
+    )
+
+
 CASES = [
     Case("I.features[claimed-or-refused]", _features),
     Case("I.features[future]", _future_feature),
@@ -134,6 +162,7 @@ CASES = [
     Case("I.block_sizes[claimed-or-refused]", _block_sizes),
     Case("I.ops[own]", _own_ops),
     Case("I.ops[table]", _table),
+    Case("I.ranks[too-many]", _too_many_ranks),
     Case("I.notes[reasons]", _notes),
     Case("I.caps[stable]", _stable_caps),
 ]
