@@ -12,6 +12,7 @@ from leadframe.conformance.kit import Kit
 from leadframe.platform import guard, validate_backend
 from leadframe.platform.reference.backend import ReferenceBackend
 from leadframe_sim.mutants import MUTANTS, Mutant
+from leadframe_sim.mutants.base import OpMutant
 from leadframe_sim.mutants.ranks import SharedReference
 
 DOC = Path(__file__).parents[2] / "docs/backends/mutants.md"
@@ -88,6 +89,13 @@ def test_a_whole_model_shows_what_ranks_do_wrong(make_kit, case_id):
     (case,) = [case for case in CASES["core"] if case.id == case_id]
     result = execute(make_kit(MUTANTS["local-sum"]), case)
     assert "logits are off by" in result.reason
+
+
+def test_a_product_that_depends_on_the_batch_is_seen(make_kit):
+    """NumPy's own does, and claims nothing."""
+    claims = Mutant("claims", "F", "", lambda: OpMutant({}, batch_invariant=True))
+    (case,) = [case for case in CASES["core"] if case.id == "F.batch-invariance[linear]"]
+    assert "linear's rows differ" in execute(make_kit(claims), case).reason
 
 
 def test_only_a_long_context_shows_what_lies_far_back(make_kit):

@@ -23,6 +23,8 @@ from leadframe.platform import (
 
 Floats = npt.NDArray[np.float64]
 
+_FINEST_FIRST = ("float64", "float32", "float16", "bfloat16")
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -40,6 +42,8 @@ class Shape:
       softcap: soft cap, if any.
       dtype: of queries, keys and values.
       shares: whether rows share their first blocks.
+      kv_dtype: of the cache; None is `dtype`. Keys and values are then numbers that every type
+        holds, 8-bit ones included.
     """
 
     heads: int = 4
@@ -53,6 +57,7 @@ class Shape:
     softcap: float | None = None
     dtype: str = "float32"
     shares: bool = False
+    kv_dtype: str | None = None
 
     @property
     def params(self) -> AttnParams:
@@ -60,12 +65,19 @@ class Shape:
         return AttnParams.of(self.dim**-0.5, self.window, self.softcap)
 
     @property
+    def precision(self) -> str:
+        """The dtype whose roundings are allowed: a kernel may round weights to the cache's type."""
+        coarser = [d for d in _FINEST_FIRST if d in (self.dtype, self.kv_dtype)]
+        is_known = self.kv_dtype is None or self.kv_dtype in _FINEST_FIRST
+        return coarser[-1] if is_known else _FINEST_FIRST[-1]
+
+    @property
     def op_spec(self) -> OpSpec:
         """What attention is asked for this shape."""
         return OpSpec(
             "attention",
             dtype=self.dtype,
-            kv_dtype=self.dtype,
+            kv_dtype=self.kv_dtype or self.dtype,
             head_dim=self.dim,
             num_heads=self.heads,
             num_kv_heads=self.kv_heads,
@@ -102,7 +114,7 @@ class Problem:
     def kv_spec(self) -> KVSpec:
         """One layer."""
         s = self.shape
-        return KVSpec((KVLayerSpec(s.kv_heads, s.dim),), s.block_size, s.dtype)
+        return KVSpec((KVLayerSpec(s.kv_heads, s.dim),), s.block_size, s.kv_dtype or s.dtype)
 
     @property
     def arrays(self) -> StepArrays:
@@ -147,12 +159,18 @@ def make_problem(shape: Shape, rng: np.random.Generator, poison: float = np.nan)
         for position in range(first):
             if shape.window is None or position > first - shape.window:
                 block = row.blocks[position // shape.block_size]
-                values = rng.standard_normal((2, shape.kv_heads, shape.dim))
+                values = _keys(shape, rng, 2)
                 pool[block, :, position % shape.block_size] = values
     tokens = batch.bucket.num_tokens
     q = rng.standard_normal((tokens, shape.heads, shape.dim))
-    k, v = rng.standard_normal((2, tokens, shape.kv_heads, shape.dim))
+    k, v = _keys(shape, rng, 2, tokens)
     return Problem(shape, spec, batch, pool, q, k, v, shape.params)
+
+
+def _keys(shape: Shape, rng: np.random.Generator, *count: int) -> Floats:
+    """Draws keys or values, or both."""
+    drawn = rng.standard_normal((*count, shape.kv_heads, shape.dim))
+    return drawn if shape.kv_dtype is None else np.clip(np.round(drawn * 4) / 4, -1.75, 1.75)
 
 
 def oracle_layer(pool: Floats) -> Floats:
@@ -234,7 +252,7 @@ def check_outcome(kit: Kit, problem: Problem, outcome: Outcome) -> None:
     """Attention close, padding finite, the new slots written, every other byte untouched."""
     kit.same("K/V of blocks other than the null block", outcome.pool[1:], outcome.exact_pool[1:])
     live = problem.live
-    kit.close_to("attention", outcome.out[live], outcome.exact_out[live], problem.shape.dtype)
+    kit.close_to("attention", outcome.out[live], outcome.exact_out[live], problem.shape.precision)
     kit.check(bool(np.isfinite(outcome.out).all()), "attention of padded tokens is not finite")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -29,6 +30,15 @@ GROUPS: Final = {
 
 class ConformanceFailure(AssertionError):
     """The backend did something that the contract forbids."""
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Puts what was tried in front of what failed inside."""
+    try:
+        yield
+    except ConformanceFailure as failure:
+        raise ConformanceFailure(f"{what}: {failure}") from failure
 
 
 def _always(kit: Kit) -> None:
@@ -70,4 +80,4 @@ def in_tier(cases: Iterable[Case], tier: Tier) -> list[Case]:
     return [case for case in cases if TIERS.index(case.tier) <= limit]
 
 
-__all__ = ["GROUPS", "TIERS", "Case", "ConformanceFailure", "Tier", "in_tier", "matches"]
+__all__ = ["GROUPS", "TIERS", "Case", "ConformanceFailure", "Tier", "in_tier", "matches", "naming"]

@@ -15,7 +15,7 @@ from leadframe.conformance.attention_cases import (
     solve,
 )
 from leadframe.conformance.batches import Padding
-from leadframe.conformance.case import Case, Tier
+from leadframe.conformance.case import Case, Tier, naming
 from leadframe.conformance.kit import Kit
 
 PADDED = Padding(decodes=2, rows=2, tokens=5, blocks=3)
@@ -36,6 +36,8 @@ GROUPINGS = ((2, 2), (3, 1), (6, 2), (8, 2), (8, 1))
 LONG = Shape(decodes=(4099, 1025), chunks=((33, 4099),))
 """Over several splits of a context, however a kernel cuts it."""
 HEAD_DIMS = (64, 80, 96, 128, 256)
+_ANY_DIMS = (24, 40, 112, 192)
+BLOCK_SIZES = (1, 4, 8, 16, 32, 64, 128)
 
 
 def fit(kit: Kit, shape: Shape) -> Shape:
@@ -161,7 +163,7 @@ def _sweep() -> list[Case]:
         out.append(_base(f"gqa-{heads}-{kv_heads}", shape))
     for dim in HEAD_DIMS:
         out.append(_claimed(f"dim-{dim}", replace(MIXED, dim=dim), "full", "dim"))
-    for size in (1, 4, 8, 16, 32, 64, 128):
+    for size in BLOCK_SIZES:
         out.append(_claimed(f"block-{size}", replace(MIXED, block_size=size), "full", "block_size"))
     for dtype in ("float32", "float64", "float16", "bfloat16"):
         for layout in ("mixed-padded", "decode"):
@@ -182,9 +184,41 @@ def _large_scores(kit: Kit) -> None:
     kit.check(error < 1000 * kit.tolerance("attention", shape.dtype), f"large scores: {error:.2e}")
 
 
+def _kv_dtypes(kit: Kit) -> None:
+    """A cache of every claimed type serves queries of another, which is what it is claimed for."""
+    caps = kit.backend.caps
+    for kv_dtype in caps.kv_dtypes:
+        shapes = [
+            replace(fit(kit, LAYOUTS["mixed-padded"]), dtype=dtype, kv_dtype=kv_dtype)
+            for dtype in caps.compute_dtypes
+        ]
+        served = [shape for shape in shapes if caps.why_not(shape.op_spec) is None]
+        kit.check(bool(served), f"KV dtype {kv_dtype} is claimed, and refused with every dtype")
+        for shape in [s for s in served if s.dtype != kv_dtype][:1]:
+            with naming(f"{shape.dtype} over KV in {kv_dtype}"):
+                run_shape(kit, shape)
+
+
+def _every_head_dim(kit: Kit) -> None:
+    """What is claimed beyond the usual head dims; some of "any" where none is named."""
+    claimed = kit.backend.caps.head_dims or _ANY_DIMS
+    for dim in [dim for dim in claimed if dim not in HEAD_DIMS]:
+        with naming(f"head dim {dim}"):
+            run_shape(kit, replace(fit(kit, LAYOUTS["mixed-padded"]), dim=dim))
+
+
+def _every_block_size(kit: Kit) -> None:
+    """What is claimed beyond the usual block sizes."""
+    claimed = kit.backend.caps.block_sizes
+    for size in [size for size in claimed if size not in BLOCK_SIZES]:
+        with naming(f"block size {size}"):
+            run_shape(kit, replace(fit(kit, LAYOUTS["mixed-padded"]), block_size=size))
+
+
 _EXTRA: dict[str, Callable[[Kit], None]] = {
     "B.attention[null-block-garbage]": _null_block,
     "B.attention[large-scores]": _large_scores,
+    "B.attention[kv-dtypes]": _kv_dtypes,
     "B.kv_copy[blocks]": _copy,
 }
 
@@ -194,4 +228,6 @@ CASES = [
     *_features(),
     *_sweep(),
     *(Case(name, run) for name, run in _EXTRA.items()),
+    Case("B.attention[other-dims]", _every_head_dim, "full"),
+    Case("B.attention[other-blocks]", _every_block_size, "full"),
 ]

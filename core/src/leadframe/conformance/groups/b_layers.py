@@ -15,6 +15,7 @@ from leadframe.platform import KVLayerSpec, KVSpec, OpSpec
 Arrays = Mapping[str, Any]
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _TOKENS = 5
+_MANY, _WIDE = 300, 5000
 
 
 def in_step(kit: Kit, function: Callable[[Any, Arrays], Any], arrays: Arrays) -> Any:
@@ -56,20 +57,33 @@ def compare(
         kit.close_to(op, one, other, dtype)
 
 
-def _linear(kit: Kit, dtype: str, rng: np.random.Generator, bias: bool) -> None:
+def _linear(
+    kit: Kit,
+    dtype: str,
+    rng: np.random.Generator,
+    bias: bool,
+    sizes: tuple[int, int, int] = (_TOKENS, 96, 40),
+) -> None:
+    rows, inputs, outputs = sizes
     floats = {
-        "x": rng.standard_normal((_TOKENS, 96)),
-        "w": rng.standard_normal((40, 96)) / 10,
-        "b": rng.standard_normal(40),
+        "x": rng.standard_normal((rows, inputs)),
+        "w": rng.standard_normal((outputs, inputs)) / 10,
+        "b": rng.standard_normal(outputs),
     }
     last = (lambda a: a["b"]) if bias else (lambda a: None)
     compare(kit, "linear", dtype, floats, {}, lambda op, a: op(a["x"], a["w"], last(a)))
 
 
-def _linear_role(kit: Kit, dtype: str, rng: np.random.Generator) -> None:
+def _linear_role(
+    kit: Kit,
+    dtype: str,
+    rng: np.random.Generator,
+    sizes: tuple[int, int, int] = (_TOKENS, 96, 40),
+) -> None:
     """A weight uploaded with role "linear" may be packed, and `linear` reads it all the same."""
-    x, exact_x = kit.put(rng.standard_normal((_TOKENS, 96)).astype(np.float32), dtype)
-    host = (rng.standard_normal((40, 96)) / 10).astype(np.float32)
+    rows, inputs, outputs = sizes
+    x, exact_x = kit.put(rng.standard_normal((rows, inputs)).astype(np.float32), dtype)
+    host = (rng.standard_normal((outputs, inputs)) / 10).astype(np.float32)
     _, exact_w = kit.put(host, dtype)
     packed = kit.backend.upload(host, dtype, role="linear")
     (got,) = in_step(kit, lambda ops, a: ops.linear(a["x"], a["w"]), {"x": x, "w": packed})
@@ -87,12 +101,14 @@ def _norm_call(offset: float) -> Callable[[Callable[..., Any], Arrays], Any]:
     return lambda op, a: op(a["x"], a["w"], 1e-5, offset)
 
 
-def _add_norm(kit: Kit, dtype: str, rng: np.random.Generator) -> None:
+def _add_norm(
+    kit: Kit, dtype: str, rng: np.random.Generator, shape: tuple[int, int] = (_TOKENS, 64)
+) -> None:
     """The sum is rounded to the dtype before it is normed, as two ops would do."""
-    floats = {name: rng.standard_normal((_TOKENS, 64)) for name in ("x", "r")}
+    floats = {name: rng.standard_normal(shape) for name in ("x", "r")}
     x, exact_x = kit.put(floats["x"].astype(np.float32), dtype)
     r, exact_r = kit.put(floats["r"].astype(np.float32), dtype)
-    w, exact_w = kit.put(rng.standard_normal(64).astype(np.float32), dtype)
+    w, exact_w = kit.put(rng.standard_normal(shape[1]).astype(np.float32), dtype)
     norm, total = in_step(
         kit, lambda ops, a: ops.add_rms_norm(a["x"], a["r"], a["w"], 1e-5), {"x": x, "r": r, "w": w}
     )
@@ -120,9 +136,15 @@ def _rope(kit: Kit, dtype: str, rng: np.random.Generator, dim: int, rotated: int
     kit.same("dimensions beyond the rotated ones", got[..., rotated:], exact[..., rotated:])
 
 
-def _gate(kit: Kit, dtype: str, rng: np.random.Generator, op: str) -> None:
-    gate = np.concatenate([rng.standard_normal(60) * 3, [-200.0, 200.0, 0.0, -20.0]])
-    floats = {"g": np.tile(gate, (_TOKENS, 1)), "u": rng.standard_normal((_TOKENS, 64))}
+def _gate(
+    kit: Kit,
+    dtype: str,
+    rng: np.random.Generator,
+    op: str,
+    shape: tuple[int, int] = (_TOKENS, 64),
+) -> None:
+    gate = np.concatenate([rng.standard_normal(shape[1] - 4) * 3, [-200.0, 200.0, 0.0, -20.0]])
+    floats = {"g": np.tile(gate, (shape[0], 1)), "u": rng.standard_normal(shape)}
     compare(kit, op, dtype, floats, {}, lambda fn, a: fn(a["g"], a["u"]))
 
 
@@ -149,6 +171,18 @@ def _embed_role(kit: Kit, dtype: str, rng: np.random.Generator) -> None:
     arrays = {"t": table, "i": kit.backend.upload(ids)}
     (got,) = in_step(kit, lambda ops, a: ops.embed(a["t"], a["i"]), arrays)
     kit.same("rows of the embedding", got.astype(np.float64), exact[ids])
+
+
+def _wide_rows(kit: Kit, dtype: str, rng: np.random.Generator) -> None:
+    """Long rows of a table and of activations, and more of them than a block of a kernel takes."""
+    table, exact = kit.put(rng.standard_normal((40, _WIDE)).astype(np.float32), dtype)
+    ids = rng.integers(0, 40, _MANY).astype(np.int32)
+    arrays = {"t": table, "i": kit.backend.upload(ids)}
+    both = in_step(
+        kit, lambda ops, a: (ops.embed(a["t"], a["i"]), ops.take_rows(a["t"], a["i"])), arrays
+    )
+    for op, got in zip(("embed", "take_rows"), both, strict=True):
+        kit.same(op, got.astype(np.float64), exact[ids])
 
 
 def _take_rows(kit: Kit, dtype: str, rng: np.random.Generator) -> None:
@@ -188,6 +222,32 @@ CHECKS: dict[str, _Check] = {
 }
 
 
+def _of_size(check: Callable[..., None], *sizes: Any) -> _Check:
+    return lambda kit, dtype, rng: check(kit, dtype, rng, *sizes)
+
+
+_PRODUCTS = {
+    "one-row": (1, 1032, 264),
+    "two-rows": (2, 264, 1032),
+    "many-rows": (_MANY, 96, 40),
+}
+_LONG, _TALL = (3, _WIDE), (_MANY, 64)
+
+SIZES: dict[str, _Check] = {
+    **{f"linear-{name}": _of_size(_linear, True, sizes) for name, sizes in _PRODUCTS.items()},
+    **{f"linear-packed-{n}": _of_size(_linear_role, sizes) for n, sizes in _PRODUCTS.items()},
+    "rms_norm-wide": _of_size(_norm, _LONG),
+    "rms_norm-many-rows": _of_size(_norm, _TALL),
+    "add_rms_norm-wide": _of_size(_add_norm, _LONG),
+    "add_rms_norm-many-rows": _of_size(_add_norm, _TALL),
+    "silu_mul-wide": _of_size(_gate, "silu_mul", _LONG),
+    "silu_mul-many-rows": _of_size(_gate, "silu_mul", _TALL),
+    "gelu_mul-wide": _of_size(_gate, "gelu_mul", _LONG),
+    "rows-wide": _wide_rows,
+}
+"""Sizes of real models: one row, many rows, and rows longer than a block of a kernel."""
+
+
 def _core(name: str, check: _Check) -> Case:
     return Case(f"B.layer[{name}]", lambda kit: check(kit, kit.dtype, kit.rng))
 
@@ -204,7 +264,7 @@ def _in_dtype(name: str, check: _Check, dtype: str) -> Case:
 
 
 CASES = [
-    *(_core(name, check) for name, check in CHECKS.items()),
+    *(_core(name, check) for name, check in {**CHECKS, **SIZES}.items()),
     *(
         _in_dtype(n, check, dtype)
         for n, check in CHECKS.items()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from leadframe.conformance.attention_cases import Shape
-from leadframe.conformance.case import Case
+from leadframe.conformance.case import Case, naming
 from leadframe.conformance.groups.b_attention import fit
+from leadframe.conformance.groups.b_layers import in_step
 from leadframe.conformance.kit import Kit
 from leadframe.errors import DeviceOOM, LeadframeError
 from leadframe.platform import KV, KVLayerSpec, KVSpec
+from leadframe.platform.backend import WeightBlocks, WeightRole
 
 _SLACK = 1 << 16  # allocators round up; a pool of blocks is far larger
 
@@ -159,6 +162,44 @@ def _upload_types(kit: Kit) -> None:
     kit.same("array with strides", kit.get(kit.backend.upload(odd)), odd)
 
 
+def _upload_rounds(kit: Kit) -> None:
+    """Numbers are rounded to the nearest of the dtype.
+
+    Every other case takes for exact what comes back: one that loses bits here would hide there.
+    """
+    import ml_dtypes
+
+    host = (kit.rng.standard_normal((9, 33)) * 3).astype(np.float32)
+    for dtype in kit.backend.caps.compute_dtypes:
+        kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+        got = kit.get(kit.backend.upload(host, dtype)).astype(np.float64)
+        kit.same(f"{dtype} array of drawn numbers", got, host.astype(kind).astype(np.float64))
+
+
+def _plain(kit: Kit) -> None:
+    """An array of any role serves every op, so that tied weights need one."""
+    host = kit.rng.integers(-8, 9, (32, 64)).astype(np.float32)
+    ids, x = np.array([31, 0, 7, 7], np.int32), np.ones((3, 64), np.float32)
+    roles: tuple[WeightRole, ...] = ("linear", "embed", "tensor")
+    for role in roles:
+        given = {
+            "w": kit.backend.upload(host, kit.dtype, role=role),
+            "i": kit.backend.upload(ids),
+            "x": kit.backend.upload(x, kit.dtype),
+        }
+        kit.same(f"array of role {role!r}", kit.get(given["w"]).astype(np.float32), host)
+        with naming(f"plain_weights is claimed; role {role!r}"):
+            found, out = in_step(
+                kit, lambda ops, a: (ops.embed(a["w"], a["i"]), ops.linear(a["x"], a["w"])), given
+            )
+            kit.same("embed", found.astype(np.float32), host[ids])
+            kit.close_to("linear", out, (x @ host.T).astype(np.float64))
+
+
+def _plain_not_claimed(kit: Kit) -> str | None:
+    return None if kit.backend.caps.plain_weights else "plain_weights is not claimed"
+
+
 class LazyWeight:
     """A weight that records what was read of it."""
 
@@ -180,6 +221,41 @@ class LazyWeight:
         """Reads a part."""
         self.reads.append(index)
         return self.data if index is None else self.data[index]
+
+
+class BlockWeight(LazyWeight):
+    """A quantised weight: what `read` returns is what its blocks stand for.
+
+    Args:
+      rng: draws it.
+      bits: 4 or 8.
+      has_offset: whether blocks have one.
+    """
+
+    def __init__(self, rng: np.random.Generator, bits: Literal[4, 8], has_offset: bool) -> None:
+        low, high = (0, 16) if bits == 4 else (-128, 128)
+        values = rng.integers(low, high, (24, 96)).astype(np.int8)
+        scale = (rng.integers(1, 9, (24, 3)) / 64).astype(np.float16)
+        offset = (rng.integers(-64, 65, (24, 3)) / 16).astype(np.float16) if has_offset else None
+        self.blocks = WeightBlocks(values, scale, offset, bits)
+        whole = values * np.repeat(scale, 32, 1).astype(np.float32)
+        super().__init__(whole if offset is None else whole + np.repeat(offset, 32, 1))
+
+    def read_blocks(self, index: tuple[slice, ...] | None = None) -> WeightBlocks | None:
+        """All blocks; of a slice none, which is allowed."""
+        return self.blocks if index is None else None
+
+
+def _blocks(kit: Kit) -> None:
+    """A quantised weight may be taken as it is stored, and stands for the same numbers."""
+    x, exact = kit.put(kit.rng.standard_normal((5, 96)).astype(np.float32), kit.dtype)
+    kinds: tuple[Literal[4, 8], ...] = (4, 8)
+    for bits, has_offset in itertools.product(kinds, (False, True)):
+        source = BlockWeight(kit.rng, bits, has_offset)
+        weight = kit.backend.upload(source, kit.dtype, role="linear")
+        (got,) = in_step(kit, lambda ops, a: ops.linear(a["x"], a["w"]), {"x": x, "w": weight})
+        with naming(f"{bits} bits, {'with' if has_offset else 'without'} offsets"):
+            kit.close_to("linear", got, exact @ source.data.astype(np.float64).T)
 
 
 def _weights(kit: Kit) -> None:
@@ -271,7 +347,10 @@ CASES = [
     Case("C.kv_read[layers]", _layers_are_apart),
     Case("C.upload[copies]", _upload_copies),
     Case("C.upload[types]", _upload_types),
+    Case("C.upload[rounds]", _upload_rounds),
+    Case("C.upload[plain]", _plain, "core", _plain_not_claimed),
     Case("C.upload[weights]", _weights),
+    Case("C.upload[blocks]", _blocks),
     Case("C.memory[accounting]", _accounting),
     Case("C.pool[state-machine]", _state_machine),
 ]

@@ -76,6 +76,28 @@ def _batch_invariance(kit: Kit) -> None:
         kit.check(worst == 0.0, f"claims to be batch-invariant; rows differ by {worst:g}")
 
 
+def _linear_batch_invariance(kit: Kit) -> None:
+    """Each row of a product alone, and in batches of any size, has the same bits."""
+    rows = 70
+    x = kit.rng.standard_normal((rows, 520)).astype(np.float32)
+    weight = kit.backend.upload(
+        kit.rng.standard_normal((136, 520)).astype(np.float32), kit.dtype, role="linear"
+    )
+
+    def product(part: Any) -> Any:
+        given = {"x": kit.backend.upload(np.ascontiguousarray(part), kit.dtype), "w": weight}
+        return in_step(kit, lambda ops, a: ops.linear(a["x"], a["w"]), given)[0]
+
+    together = product(x)
+    worst = max(
+        _difference(product(x[start:end]), together[start:end])
+        for start, end in ((0, 1), (69, 70), (3, 5), (10, 27), (0, 64))
+    )
+    kit.metrics["batch_difference"] = worst
+    if kit.backend.caps.batch_invariant:
+        kit.check(worst == 0.0, f"claims to be batch-invariant; linear's rows differ by {worst:g}")
+
+
 def _sampling(kit: Kit) -> None:
     """Draws are exact functions of logits and uniforms."""
     rows = draw_rows(kit.rng, 1500, "threshold")
@@ -91,4 +113,5 @@ CASES = [
     Case("F.rerun[linear]", _linear_reruns),
     Case("F.rerun[sample]", _sampling),
     Case("F.batch-invariance[attention]", _batch_invariance),
+    Case("F.batch-invariance[linear]", _linear_batch_invariance),
 ]
