@@ -290,6 +290,21 @@ def test_a_case_that_needs_hypothesis_says_so_and_blames_no_backend(kit, monkeyp
     )  # fmt: skip
 
 
+def test_the_device_is_selected_once():
+    script = """
+from leadframe.conformance import main, open_kit
+select, asked = open_kit.select_device, []
+open_kit.select_device = lambda *args: (asked.append(args), select(*args))[1]
+code = main(["reference", "--case", "J"])
+print("asked", len(asked))
+raise SystemExit(code)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "asked 1" in done.stdout
+
+
 def test_what_was_left_out_is_printed_with_its_reason():
     done = _conformance("reference", "--case", "*.ranks[*")
     assert done.returncode == 0, done.stdout

@@ -57,13 +57,14 @@ def _run(args: argparse.Namespace) -> int:
         )
         return 2
     from leadframe.conformance.open_kit import choose
+    from leadframe.conformance.pytest_plugin import Choice
 
     try:
-        choose(args.device, require_hardware=args.require_hardware)
+        chosen = choose(args.device, require_hardware=args.require_hardware)
     except LeadframeError as error:  # here it is one plain line; pytest would frame it
         sys.stderr.write(f"leadframe: {error}\n")
         return error.exit_code
-    return int(pytest.main(_pytest_arguments(args)))
+    return int(pytest.main(_pytest_arguments(args), plugins=[Choice(chosen)]))
 
 
 def _pytest_arguments(args: argparse.Namespace) -> list[str]:

@@ -15,23 +15,24 @@ STAND_IN = "interpreter"
 
 
 def open_kit(
-    device: str, options: Sequence[str] = (), seed: int = 0, *, require_hardware: bool = False
+    device: str,
+    options: Sequence[str] = (),
+    seed: int = 0,
+    *,
+    chosen: tuple[Selection, str] | None = None,
 ) -> Kit:
-    """Selects a device and returns a kit whose backends are created on demand.
-
-    A platform that is named without an index and has no device here is proved on its interpreter,
-    if it has one: `Kit.device` then names that, and `Kit.stand_in` says why.
+    """Returns a kit whose backends are created on demand.
 
     Args:
       device: the `--device` value.
       options: KEY=VALUE texts.
       seed: base of all random numbers.
-      require_hardware: take no interpreter in a device's place.
+      chosen: what `choose` made of it; None asks it.
 
     Raises:
       PlatformError: the device cannot be used.
     """
-    selection, stand_in = choose(device, require_hardware=require_hardware)
+    selection, stand_in = chosen or choose(device)
     device = f"{device}:{STAND_IN}" if stand_in else device
     values = dict(pair.split("=", 1) for pair in options)
 
@@ -53,6 +54,13 @@ def open_kit(
 
 def choose(device: str, *, require_hardware: bool = False) -> tuple[Selection, str]:
     """Selects what a run is on, and says why it is an interpreter where it was not asked for.
+
+    A platform that is named without an index and has no device here is proved on its interpreter,
+    if it has one.
+
+    Args:
+      device: the `--device` value.
+      require_hardware: take no interpreter in a device's place.
 
     Raises:
       PlatformError: the device cannot be used.

@@ -18,9 +18,10 @@ from leadframe.conformance.evidence import Evidence
 from leadframe.conformance.execute import Result
 from leadframe.conformance.groups import all_cases
 from leadframe.conformance.kit import Kit
-from leadframe.conformance.open_kit import open_kit
+from leadframe.conformance.open_kit import choose, open_kit
 from leadframe.conformance.report import build_report, write_report
 from leadframe.errors import LeadframeError
+from leadframe.platform import Selection
 
 
 @dataclass(slots=True)
@@ -48,6 +49,22 @@ class Run:
 
 
 RUN = pytest.StashKey[Run]()
+_CHOSEN = pytest.StashKey[tuple[Selection, str]]()
+
+
+class Choice:
+    """A plugin that says which device has been chosen already.
+
+    Args:
+      chosen: what `choose` returned.
+    """
+
+    def __init__(self, chosen: tuple[Selection, str]) -> None:
+        self._chosen = chosen
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Hands it over."""
+        config.stash[_CHOSEN] = self._chosen
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -121,15 +138,15 @@ def conformance_kit(request: pytest.FixtureRequest, conformance_run: Run) -> Ite
 
 
 def _open(config: pytest.Config) -> Kit:
-    if not config.getoption("--device"):
+    device = config.getoption("--device")
+    if not device:
         pytest.exit("name the platform under test with --device NAME", returncode=2)
     try:
-        kit = open_kit(
-            config.getoption("--device"),
-            config.getoption("--option"),
-            config.getoption("--seed"),
-            require_hardware=config.getoption("--require-hardware"),
-        )
+        chosen = config.stash.get(_CHOSEN, None)
+        if chosen is None:  # pytest was called without `leadframe conformance`
+            chosen = choose(device, require_hardware=config.getoption("--require-hardware"))
+        options, seed = config.getoption("--option"), config.getoption("--seed")
+        kit = open_kit(device, options, seed, chosen=chosen)
         _ = kit.backend
     except LeadframeError as error:
         pytest.exit(str(error), returncode=error.exit_code)
