@@ -13,6 +13,7 @@ from leadframe.conformance.case import Case, ConformanceFailure, in_tier, matche
 from leadframe.conformance.execute import execute
 from leadframe.conformance.groups import all_cases
 from leadframe.conformance.kit import Kit
+from leadframe.conformance.pytest_plugin import first_use
 from leadframe.conformance.report import build_report, digest, summary, verify
 from leadframe.platform import ConformanceNotes, guard
 from leadframe.platform.reference.backend import ReferenceBackend
@@ -303,6 +304,18 @@ raise SystemExit(code)
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "asked 1" in done.stdout
+
+
+@pytest.mark.parametrize(("group", "comes_first"), [("A", True), ("J", False)])
+def test_a_device_for_one_process_is_probed_before_it_is_held(group, comes_first):
+    held = []
+    args = ("--device", "mutant", "--object", "leadframe_sim.mutants.plugins:good")
+    kit = Kit(
+        open=lambda: (held.append(bool(kit.probe_report)), ReferenceBackend())[1],
+        probe_args=(*args, "--distribution", "leadframe-sim"),
+    )
+    first_use(kit, [case for case in all_cases() if case.group == group])
+    assert held == [comes_first]
 
 
 def test_what_was_left_out_is_printed_with_its_reason():

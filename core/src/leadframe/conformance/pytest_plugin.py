@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -17,6 +17,7 @@ from leadframe.conformance.case import TIERS, Case, Tier, in_tier, matches
 from leadframe.conformance.evidence import Evidence
 from leadframe.conformance.execute import Result
 from leadframe.conformance.groups import all_cases
+from leadframe.conformance.groups.a_hygiene import probe
 from leadframe.conformance.kit import Kit
 from leadframe.conformance.open_kit import choose, open_kit
 from leadframe.conformance.report import build_report, write_report
@@ -147,12 +148,23 @@ def _open(config: pytest.Config) -> Kit:
             chosen = choose(device, require_hardware=config.getoption("--require-hardware"))
         options, seed = config.getoption("--option"), config.getoption("--seed")
         kit = open_kit(device, options, seed, chosen=chosen)
-        _ = kit.backend
+        first_use(kit, config.stash[RUN].cases)
     except LeadframeError as error:
         pytest.exit(str(error), returncode=error.exit_code)
     if kit.stand_in:
         _say(config, f"{kit.stand_in}\nso the kit runs on {kit.device}")
     return kit
+
+
+def first_use(kit: Kit, cases: Sequence[Case]) -> None:
+    """Opens the backend; the process that loads the plugin afresh for group A comes before.
+
+    Some devices serve one process at a time, and that one must not be this.
+    """
+    if any(case.group == "A" for case in cases):
+        with suppress(Exception):  # the cases will meet it again
+            probe(kit)
+    _ = kit.backend
 
 
 def _say(config: pytest.Config, text: str) -> None:

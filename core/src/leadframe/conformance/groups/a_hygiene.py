@@ -6,6 +6,7 @@ import gc
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,20 @@ from leadframe.conformance.groups.b_attention import LAYOUTS, fit
 from leadframe.conformance.kit import Kit
 from leadframe.platform import KVLayerSpec, KVSpec
 
+_LIBRARIES = ("torch", "jax")
+"""What a plugin may patch; imported before it is loaded, so that it shows."""
 _INFO_SECONDS = 0.05
 _DETECT_SECONDS = 2.0
 _PROBE_SECONDS = 240.0
 
 
 def probe(kit: Kit) -> dict[str, Any]:
-    """Loads the plugin in a fresh process, once per kit; see `leadframe.conformance.probe`."""
+    """Loads the plugin in a fresh process, once per kit; see `leadframe.conformance.probe`.
+
+    It asks the kit's backend nothing: that may hold the device.
+    """
     if not kit.probe_report:
-        families = {"torch": ["torch"], "jax": ["jax"]}
-        preload = ["numpy", *families.get(kit.backend.caps.family, [])]
+        preload = ["numpy", *(name for name in _LIBRARIES if find_spec(name) is not None)]
         command = [sys.executable, "-m", "leadframe.conformance.probe", *kit.probe_args]
         done = subprocess.run(
             [*command, "--preload", *preload],
