@@ -45,6 +45,17 @@ def _coarse_one_row(op: Op) -> Op:
     return linear
 
 
+def _first_blocks(op: Op) -> Op:
+    """Adds up the sums of 128 blocks of 1,024 tokens, and the vocabulary has more."""
+
+    def sample(logits: Any, *rest: Any) -> Any:
+        cut = logits.copy()
+        cut[:, 128 * 1024 :] = -np.inf
+        return op(cut, *rest)
+
+    return sample
+
+
 def _takes_cache_for_query(op: Op) -> Op:
     """Reads a cache of another type as if it were of the query's."""
 
@@ -132,6 +143,9 @@ MUTANTS = [
     op_mutant("narrow-norm", "rms_norm measures 1,024 columns", "rms_norm", _narrow_norm),
     op_mutant("first-rows", "silu_mul computes 256 rows", "silu_mul", _first_rows),
     op_mutant("coarse-one-row", "linear of one row adds in float16", "linear", _coarse_one_row),
+    op_mutant(
+        "first-blocks", "draws from the first 131,072 tokens", "sample", _first_blocks, "full"
+    ),
     op_mutant(
         "cache-of-another-type",
         "reads KV of another dtype as the query's",

@@ -163,6 +163,18 @@ class _SharedBuffers(_Sim):
         return compiled  # type: ignore[no-any-return]
 
 
+class _FewSteps(_Sim):
+    """Has room for eight recordings, and says nothing when a ninth takes the first one's."""
+
+    def compile(self, *args: Any, **kwargs: Any) -> CompiledStep:
+        compiled: Any = super().compile(*args, **kwargs)
+        steps = self.__dict__.setdefault("steps", [])
+        steps.append(compiled)
+        if len(steps) > 8:
+            steps[-9].program, steps[-9].outputs = compiled.program, compiled.outputs
+        return compiled  # type: ignore[no-any-return]
+
+
 class _Unsynchronised(SimBackend):
     """Downloads without waiting for the queue."""
 
@@ -194,6 +206,13 @@ MUTANTS = [
     ),
     Mutant(
         "shared-buffers", "D", "buckets share one recording", lambda: sim_backend(_SharedBuffers)
+    ),
+    Mutant(
+        "few-steps",
+        "D",
+        "the ninth compiled step takes the place of the first",
+        lambda: sim_backend(_FewSteps),
+        tier="full",
     ),
     Mutant(
         "lazy-batch",

@@ -11,27 +11,28 @@ from leadframe.conformance.case import Case
 from leadframe.conformance.groups.b_layers import in_step
 from leadframe.conformance.kit import ORACLE, Kit
 
-_VOCABS = (50, 1500, 5000)
-_ROWS = 48
+_VOCABS = (50, 1500, 5000, 150_001)
+_ROWS, _FEW_ROWS = 48, 6
+_LARGE = 100_000
+"""Vocabularies from here on take few rows."""
 _EDGE = 1e-4  # how near to a boundary of the CDF a draw may differ
 
 
 def draw_rows(rng: np.random.Generator, vocab: int, variant: str) -> dict[str, npt.NDArray[Any]]:
     """Random logits and sampling parameters for a batch of rows."""
-    is_plain = variant == "plain"
-    off = np.zeros(_ROWS, np.int32)
+    is_plain, rows = variant == "plain", _FEW_ROWS if vocab >= _LARGE else _ROWS
+
+    def pick(*values: float) -> npt.NDArray[np.float32]:
+        return rng.choice(np.array(values, np.float32), rows)
+
     return {
-        "logits": (rng.standard_normal((_ROWS, vocab)) * 4).astype(np.float32),
-        "temperature": _pick(rng, (0, 0.3, 1, 2)),
-        "uniform": (rng.integers(0, 2**24, _ROWS) * 2.0**-24).astype(np.float32),
-        "min_p": _pick(rng, (0, 0, 0.02, 0.3)),
-        "top_k": off if is_plain else _pick(rng, (0, 1, 5, 40, vocab)).astype(np.int32),
-        "top_p": np.ones(_ROWS, np.float32) if is_plain else _pick(rng, (1, 0.95, 0.5, 0.01)),
+        "logits": (rng.standard_normal((rows, vocab)) * 4).astype(np.float32),
+        "temperature": pick(0, 0.3, 1, 2),
+        "uniform": (rng.integers(0, 2**24, rows) * 2.0**-24).astype(np.float32),
+        "min_p": pick(0, 0, 0.02, 0.3),
+        "top_k": pick(*((0,) if is_plain else (0, 1, 5, 40, vocab))).astype(np.int32),
+        "top_p": pick(*((1,) if is_plain else (1, 0.95, 0.5, 0.01))),
     }
-
-
-def _pick(rng: np.random.Generator, values: tuple[float, ...]) -> npt.NDArray[np.float32]:
-    return rng.choice(np.array(values, np.float32), _ROWS)
 
 
 def draw(kit: Kit, rows: dict[str, npt.NDArray[Any]], variant: str) -> tuple[Any, Any]:
@@ -128,6 +129,15 @@ def _greedy(kit: Kit) -> None:
     kit.same("argmax, first of ties", tokens, np.argmax(logits, axis=1).astype(np.int32))
 
 
+def _greedy_large(kit: Kit) -> None:
+    """The largest logit in the last of a large vocabulary's blocks, and anywhere."""
+    logits = kit.rng.standard_normal((_FEW_ROWS, _VOCABS[-1])).astype(np.float32)
+    logits[0, -1] = logits[1, -2] = logits[1, -1] = 9.0
+    array = kit.backend.upload(logits)
+    (tokens,) = in_step(kit, lambda ops, a: ops.argmax(a["x"]), {"x": array})
+    kit.same("argmax", tokens, np.argmax(logits, axis=1).astype(np.int32))
+
+
 def _finite(kit: Kit) -> None:
     logits = np.zeros((5, 300), np.float32)
     logits[1, 299], logits[2, 0], logits[3, 150] = np.nan, np.inf, -np.inf
@@ -171,11 +181,11 @@ def _masks(kit: Kit, vocab: int) -> None:
     kit.same("mask_logits", got, want)
 
 
-def _logprobs(kit: Kit, k: int) -> None:
+def _logprobs(kit: Kit, k: int, vocab: int = 2500) -> None:
     rng = kit.rng
-    logits = (rng.standard_normal((9, 2500)) * 5).astype(np.float32)
+    logits = (rng.standard_normal((9, vocab)) * 5).astype(np.float32)
     logits[0, [3, 4]] = 30.0
-    targets = rng.integers(0, 2500, 9).astype(np.int32)
+    targets = rng.integers(0, vocab, 9).astype(np.int32)
     targets[0] = 4
     arrays = {"x": kit.backend.upload(logits), "t": kit.backend.upload(targets)}
     got = in_step(kit, lambda ops, a: ops.topk_logprobs(a["x"], a["t"], k), arrays)
@@ -211,10 +221,13 @@ CASES = [
     *(_covered_case(variant) for variant in ("threshold", "sort")),
     Case("B.sample[ties]", _ties),
     Case("B.argmax[ties]", _greedy),
+    Case("B.argmax[150001]", _greedy_large, "full"),
     Case("B.finite_rows[non-finite]", _finite),
     Case("B.edit_logits[all]", _edits),
     Case("B.mask_logits[96]", lambda kit: _masks(kit, 96)),
     Case("B.mask_logits[1500]", lambda kit: _masks(kit, 1500)),
+    Case("B.mask_logits[150001]", lambda kit: _masks(kit, 150_001), "full"),
     Case("B.topk_logprobs[0]", lambda kit: _logprobs(kit, 0)),
     Case("B.topk_logprobs[20]", lambda kit: _logprobs(kit, 20)),
+    Case("B.topk_logprobs[20-of-150001]", lambda kit: _logprobs(kit, 20, 150_001), "full"),
 ]

@@ -23,13 +23,14 @@ from leadframe.conformance.attention_cases import (
     prepare,
 )
 from leadframe.conformance.batches import Padding
-from leadframe.conformance.case import Case
+from leadframe.conformance.case import Case, naming
 from leadframe.conformance.groups import b_attention, b_exact
 from leadframe.conformance.groups.b_attention import LAYOUTS, fit, not_claimed
 from leadframe.conformance.kit import Kit
 from leadframe.platform import KV, CompiledStep, StepArrays
 
 _SLACK = 1 << 16
+_MANY_STEPS = 24
 _DECODE = Shape(decodes=(33, 1, 70, 5), padding=Padding(decodes=1, blocks=2))
 
 
@@ -108,6 +109,21 @@ def _interleaved(kit: Kit) -> None:
         for problem, replay in zip(problems, replays, strict=True):
             other = refit(kit, problem, seed)
             check_outcome(kit, other, replay.run(other))
+    for replay in replays:
+        replay.close()
+
+
+def _as_many_as_claimed(kit: Kit) -> None:
+    """As many compiled steps live at once as `max_graphs` says, and each still does its own."""
+    count = min(_MANY_STEPS, kit.backend.caps.max_graphs or _MANY_STEPS)
+    shape = fit(kit, Shape(decodes=(33, 5)))
+    problems = [
+        make_problem(replace(shape, padding=Padding(blocks=i)), kit.rng) for i in range(count)
+    ]
+    replays = [Replay(kit, problem) for problem in problems]
+    for i, (problem, replay) in enumerate(zip(problems, replays, strict=True)):
+        with naming(f"step {i} of {count}"):
+            check_outcome(kit, problem, replay.run(problem))
     for replay in replays:
         replay.close()
 
@@ -272,6 +288,7 @@ CASES = [
     Case("D.replay[1000-times]", lambda kit: _many_replays(kit, 1000), "full"),
     Case("D.compile[harmless]", _compile_is_harmless),
     Case("D.compile[no-recompile]", _no_recompile),
+    Case("D.compile[max-graphs]", _as_many_as_claimed, "full"),
     Case("D.compile[close]", _steps_close),
     Case("D.compile[bytes]", _honest_bytes),
     Case("D.run[outputs-survive]", _outputs_survive),

@@ -133,7 +133,6 @@ def _too_many_ranks(kit: Kit) -> None:
     Without a plugin there is nothing that could be asked for them.
     """
     most = kit.backend.caps.tensor_parallel
-    kit.check(most >= 1, f"tensor_parallel is {most}; it must be at least 1")
     if not kit.probe_args:
         return
     with tempfile.TemporaryDirectory() as folder:
