@@ -7,6 +7,8 @@ such devices may be open only once.
 
 from __future__ import annotations
 
+import os
+import secrets
 import select
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy.typing as npt
@@ -146,7 +149,8 @@ class ProcessRanks:
 
     def __init__(self, kit: Kit, count: int) -> None:
         self.count, self.works = count, True
-        self._folder = tempfile.mkdtemp(prefix="leadframe-ranks-")
+        name = f"leadframe-ranks-{secrets.token_hex(16)}"
+        self._folder = str(Path(tempfile.gettempdir(), name))
         self._ranks: list[Process] = []
         try:
             self._ranks += [Process() for _ in range(count)]
@@ -156,12 +160,18 @@ class ProcessRanks:
             raise
 
     def _create(self, kit: Kit) -> None:
+        """As the core does: rank 0 before the others, and before there is anywhere to meet."""
+        self._create_ranks(kit, [0])
+        os.mkdir(self._folder, 0o700)
+        self._create_ranks(kit, range(1, self.count))
+
+    def _create_ranks(self, kit: Kit, ranks: Sequence[int]) -> None:
         shared = replace(LIMITS, tensor_parallel_size=self.count, rendezvous=self._folder)
-        for rank, process in enumerate(self._ranks):
+        for rank in ranks:
             limits = asdict(replace(shared, rank=rank))
             fields = {"args": kit.probe_args, "device": kit.device, "limits": limits}
-            process.tell("create", fields)
-        for rank, message in enumerate(collect(self._ranks, "platform_create")):
+            self._ranks[rank].tell("create", fields)
+        for rank, message in collect(self._ranks, ranks, "platform_create").items():
             said = message.fields["tensor_parallel"]
             if said < self.count or not message.fields["processes"]:
                 raise ConformanceFailure(
@@ -179,11 +189,11 @@ class ProcessRanks:
         try:
             for process in self._ranks:
                 process.tell(program, said, arrays)
-            replies = collect(self._ranks, program)
+            replies = collect(self._ranks, range(self.count), program)
         except BaseException:
             self.close()
             raise
-        return [dict(zip(m.fields["names"], m.arrays, strict=True)) for m in replies]
+        return [dict(zip(m.fields["names"], m.arrays, strict=True)) for m in replies.values()]
 
     def leave(self) -> None:
         """Closes one rank's backend after the other, and then the group.
@@ -194,7 +204,7 @@ class ProcessRanks:
         try:
             for rank, process in enumerate(self._ranks):
                 process.tell("close", {})
-                collect([process], f"close of rank {rank}", _CLOSE_SECONDS)
+                collect(self._ranks, [rank], "close", _CLOSE_SECONDS)
         finally:
             self.close()
 
@@ -206,14 +216,19 @@ class ProcessRanks:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def collect(processes: Sequence[Process], what: str, seconds: float | None = None) -> list[Message]:
-    """Waits for one reply of each process.
+def collect(
+    processes: Sequence[Process],
+    ranks: Sequence[int],
+    what: str,
+    seconds: float | None = None,
+) -> dict[int, Message]:
+    """Waits for one reply of each of some processes; returns them in the order of `ranks`.
 
     Raises:
       ConformanceFailure: one failed, ended, or did not answer in time.
     """
     seconds = _SECONDS if seconds is None else seconds
-    end, waiting = time.monotonic() + seconds, dict(enumerate(processes))
+    end, waiting = time.monotonic() + seconds, {rank: processes[rank] for rank in ranks}
     replies: dict[int, Message] = {}
     while waiting:
         left = max(0.0, end - time.monotonic())
@@ -223,7 +238,7 @@ def collect(processes: Sequence[Process], what: str, seconds: float | None = Non
             raise ConformanceFailure(f"{what}: no answer of rank {late} within {seconds:g} s")
         for rank in [r for r, p in waiting.items() if p.socket in ready]:
             replies[rank] = _reply(waiting.pop(rank), rank, what)
-    return [replies[rank] for rank in range(len(processes))]
+    return {rank: replies[rank] for rank in ranks}
 
 
 def _reply(process: Process, rank: int, what: str) -> Message:

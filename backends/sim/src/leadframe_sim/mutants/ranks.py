@@ -177,6 +177,15 @@ class SharedReference(ReferenceBackend):
         return [self._ledger.hold(np.zeros(shape, dtype)) for shape in shapes]
 
 
+class _MeetsAtOnce(SharedReference):
+    """Waits for the others when it is created, which the core does one after the other."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__(limits)
+        if self.meeting.count > 1:
+            self.meeting.swap(np.zeros(1), seconds=1.0)
+
+
 class _LocalSum(SharedReference):
     def all_reduce(self, x: _Array) -> _Array:
         return x
@@ -287,6 +296,7 @@ def _plugin(kind: type[SharedReference]) -> Any:
 
 
 _FAULTS: Mapping[str, tuple[str, type[SharedReference], str]] = {
+    "meets-at-once": ("B", _MeetsAtOnce, "a rank waits for the others when it is created"),
     "local-sum": ("B", _LocalSum, "all_reduce returns this rank's part"),
     "sums-from-itself": ("B", _FromItself, "each rank adds in an order of its own"),
     "sums-in-place": ("B", _InPlace, "all_reduce changes its argument"),

@@ -71,7 +71,7 @@ def _in_process(settings: Settings, dim: int, seed: int) -> Tokens:
     fields = {"settings": asdict(settings), "head_dim": dim, "seed": seed}
     try:
         process.tell("engine", fields)
-        (message,) = collect([process], "an engine on two ranks")
+        message = collect([process], [0], "an engine on two ranks")[0]
     finally:
         process.close()
     tokens: Tokens = message.fields["tokens"]
