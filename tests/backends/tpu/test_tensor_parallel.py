@@ -1,6 +1,7 @@
 """Tensor parallelism over virtual devices of the host gives what one device gives."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,20 @@ def test_each_rank_reads_its_slices_only(report, ranks):
 
 def test_block_bytes_count_heads_that_are_stored_twice(report, ranks):
     assert report[str(ranks)]["block_bytes"] == (2.0 if ranks == 4 else 1.0)
+
+
+def test_the_kit_proves_what_three_devices_exchange():
+    script = "from leadframe.conformance import main; raise SystemExit(main())"
+    cases = ("B.ranks", "D.ranks", "F.ranks", "I.ranks")
+    command = [sys.executable, "-c", script, "tpu:interpreter"]
+    command += [text for case in cases for text in ("--case", case)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "3"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-500:]
+    assert "7 passed, 1 skipped" in done.stdout, "weights of a process"
