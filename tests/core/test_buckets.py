@@ -78,9 +78,30 @@ class TestRecord:
         assert not policy.is_prepared(bucket)
 
     @pytest.mark.parametrize(
+        ("asked", "padded"),
+        [
+            ({"num_edits": 2}, {"num_edits": 16}),
+            ({"num_edits": 17, "sample": "plain"}, {"num_edits": 32, "sample": "plain"}),
+            ({"num_mask_words": 3}, {"num_mask_words": 3}),
+            ({"num_logprobs": 5}, {"num_logprobs": 5}),
+        ],
+    )
+    def test_edits_masks_and_logprobs_share_them_too(self, asked, padded):
+        policy = policy_for(RECORD)
+        assert policy.bucket_for(decode(3, 5, **asked)) == decode(4, 16, **padded)
+
+    def test_the_usual_ways_to_sample_run_once_at_each_size(self):
+        common = policy_for(RECORD, max_num_seqs=2).common_buckets()
+        assert common == [
+            decode(s, 16, sample=way) for s in (1, 2) for way in ("greedy", "plain", "threshold")
+        ]
+        assert policy_for(STATIC).common_buckets() == []
+        assert policy_for(RECORD, enforce_eager=True).common_buckets() == []
+
+    @pytest.mark.parametrize(
         "needed",
-        [Bucket(20, 3, 2, 5, 3), Bucket(20, 1, 0, 5, 0, "skip"), decode(3, 5, num_edits=2),
-         decode(3, 5, num_logprobs=0)],
+        [Bucket(20, 3, 2, 5, 3), Bucket(20, 1, 0, 5, 0, "skip"),
+        ],
     )  # fmt: skip
     def test_every_other_step_is_exact(self, needed):
         policy = policy_for(RECORD)

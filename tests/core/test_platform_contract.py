@@ -24,6 +24,7 @@ from leadframe.platform import (
     CompiledStep,
     ModelImpl,
     Ops,
+    SplitStep,
     WeightSource,
     hookspecs,
 )
@@ -93,6 +94,7 @@ def describe():
             **CompiledStep.__annotations__,
             **_methods(CompiledStep, ["run", "close"]),
         },
+        "split_step": _methods(SplitStep, ["__call__", "forward", "head"]),
         "weight_source": _methods(WeightSource, _public(WeightSource)),
         "model_impl": _methods(ModelImpl, _public(ModelImpl)),
         "required_ops": list(REQUIRED_OPS),

@@ -142,11 +142,17 @@ def test_the_device_can_be_absent():
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+WAYS = [
+    GREEDY,
+    SamplingParams(seed=1, max_tokens=12, ignore_eos=True, repetition_penalty=1.4, min_p=0.01),
+    SamplingParams(seed=2, max_tokens=12, top_k=9, structured_outputs={"regex": "(ab|c[de]){20}"}),
+    SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2, logit_bias={3: 2.0}),
+]
 PROMPTS = ["the quick brown fox", "a", "jumps over", "lazy dogs sleep all day long"]
 
 
-def _tokens(llm):
-    return [completion.token_ids for completion in llm.generate(PROMPTS, GREEDY)]
+def _tokens(llm, params=GREEDY):
+    return [completion.token_ids for completion in llm.generate(PROMPTS, params)]
 
 
 @pytest.mark.parametrize("device", ["sim", "sim:compile", "sim:nograph"])
@@ -155,3 +161,17 @@ def test_the_engine_serves_the_same_tokens_as_on_the_reference(tiny_llm, device)
     limits = {"block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 32}
     got = _tokens(tiny_llm(device=device, max_model_len=64, **limits))
     assert got == want
+
+
+def test_steps_that_are_recorded_whole_change_no_token_and_are_counted(tiny_llm):
+    want = [_tokens(tiny_llm(block_size=16), params) for params in (WAYS, WAYS[::-1])]
+    limits = {"block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    llm = tiny_llm(device="sim", max_model_len=64, **limits)
+    late = llm.engine.metrics.late_compiles
+    assert [_tokens(llm, params) for params in (WAYS, WAYS[::-1])] == want
+    counted = late.value
+    assert counted > 0
+    assert _tokens(llm, WAYS) == want[0]
+    assert late.value == counted
+    _tokens(llm)
+    assert late.value == counted, "greedy decodes are ready at start-up"

@@ -1,5 +1,7 @@
 """A plain torch backend on the host, and ways to compare it with the oracle."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -38,10 +40,11 @@ CAPS = Capabilities(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_backend():
     def make(total=1 << 30, graphs=None, **settings):
-        return TorchBackend(PretendLayer(total, graphs), CAPS, **settings)
+        caps = replace(CAPS, graph="none" if graphs is None else "record")
+        return TorchBackend(PretendLayer(total, graphs), caps, **settings)
 
     return make
 

@@ -17,7 +17,7 @@ from leadframe.models.info import GenerationDefaults
 from leadframe.models.model import DecoderModel
 from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from leadframe.platform import Bucket, KVSpec
-from leadframe.runner.step import build_step
+from leadframe.runner.step import ModelStep
 from leadframe_tpu.capabilities import BLOCK_SIZES, HEAD_DIMS
 from leadframe_tpu.compile_check.cases import kernel_case
 from leadframe_tpu.compile_check.check import StepCase, check_step
@@ -81,7 +81,7 @@ def model_case(name, step, layers):
     weights |= {n: Weight(v.shape, dtype=d) for n, (v, d) in model.constants.items()}
     return StepCase(
         name=f"{name} {step}",
-        build=lambda ops: build_step(model, ops),
+        build=lambda ops: ModelStep(model, ops),
         weights=weights,
         kv=KVSpec(model.info.kv_layers, BLOCK_SIZE, "bfloat16"),
         bucket=BUCKETS[step],

@@ -18,7 +18,7 @@ from leadframe.models.info import GenerationDefaults
 from leadframe.models.model import DecoderModel
 from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from leadframe.platform import AttnParams, KVSpec, Limits, build_op_table
-from leadframe.runner.step import build_step
+from leadframe.runner.step import ModelStep
 from leadframe_tpu.create import create_backend
 from leadframe_tpu.detect import INTERPRETED
 
@@ -94,7 +94,7 @@ def run(num_devices: int) -> dict[str, np.ndarray]:
     weights, shares = load(backend, model, host_weights(model))
     spec = KVSpec(model.info.kv_layers, BLOCK, "float32")
     kv = backend.kv_alloc(spec, 6)
-    step = build_step(model, build_op_table(backend))
+    step = ModelStep(model, build_op_table(backend))
     found = {"shares": shares, "block_bytes": backend.kv_block_bytes(spec)}
     for name, rows in ROWS.items():
         decodes = len(rows) if name == "decode" else 0

@@ -41,7 +41,8 @@ from leadframe_torch.collectives import Collectives
 from leadframe_torch.devices import DeviceLayer, Holdings, device_errors
 from leadframe_torch.dtypes import from_host, to_host, torch_dtype, zeros
 from leadframe_torch.namespace import torch_namespace
-from leadframe_torch.steps import FunctionStep, RecordedStep, traced_step
+from leadframe_torch.recordings import Recordings
+from leadframe_torch.steps import FunctionStep, RecordedStep, Tracer
 from leadframe_torch.weights import Rank, read_part
 
 CompileMode = Literal["eager", "step"]
@@ -85,6 +86,10 @@ class TorchBackend:
         self.held = Holdings()
         self._xp = torch_namespace(self.device)
         self._ops: dict[str, Callable[..., Any]] = self._base_ops() | dict(self.extra_ops())
+        self._tracer = Tracer()
+        self._recordings: Recordings | None = None
+        if layer.graphs is not None:
+            self._recordings = Recordings(self.device, layer.graphs)
         self._collectives: Collectives | None = None
         if self._rank.count > 1:
             self._collectives = self._share_ops()
@@ -263,13 +268,24 @@ class TorchBackend:
         """Wraps, compiles or records a step for a bucket."""
         with self.errors("compile", 0):
             if capture and self._compile_mode == "step":
-                return traced_step(step, bucket, weights, kv, self.device, self.step_errors)
-            if capture and self.layer.graphs is not None:
-                graphs = self.layer.graphs
-                return RecordedStep(
-                    step, bucket, weights, kv, self.device, graphs, self.step_errors
-                )
+                return self.trace(step, bucket, weights, kv)
+            if capture and self._recordings is not None:
+                return self.record(step, bucket, weights, kv)
             return FunctionStep(step, bucket, weights, self.device, self.step_errors)
+
+    def trace(
+        self, step: StepFunction, bucket: Bucket, weights: Mapping[str, Array], kv: KV
+    ) -> FunctionStep:
+        """Compiles a step's layers with torch.compile."""
+        return self._tracer.trace(step, bucket, weights, kv, self.device, self.step_errors)
+
+    def record(
+        self, step: StepFunction, bucket: Bucket, weights: Mapping[str, Array], kv: KV
+    ) -> RecordedStep:
+        """Records a step's layers, on a device that has graphs."""
+        assert self._recordings is not None
+        recordings, device = self._recordings, self.device
+        return RecordedStep(step, bucket, weights, kv, recordings, device, self.step_errors)
 
     def close(self) -> None:
         """Leaves the group of ranks, waits for the device and gives its cached memory back."""

@@ -1,24 +1,35 @@
-"""Compiled steps: the function itself, the function under torch.compile, or a recorded graph."""
+"""Compiled steps: the function itself, with layers under torch.compile, or with a recorded graph.
+
+Of a `SplitStep`, layers alone are compiled or recorded, and its head runs as it is: the host
+launches its few kernels while the device is still busy with the layers.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from leadframe.errors import CompileError
-from leadframe.platform.backend import KV, StepFunction
-from leadframe.platform.batch import Bucket, StepArrays, StepBatch, packed_sizes, unpack
-from leadframe_torch.graphs import Graph, GraphFactory
-
-Outputs = dict[str, Any]
+from leadframe.platform.backend import KV, SplitStep, StepFunction
+from leadframe.platform.batch import (
+    Bucket,
+    StepArrays,
+    StepBatch,
+    float_fields,
+    forward_arrays,
+    forward_bucket,
+    int_fields,
+    packed_sizes,
+    unpack,
+)
+from leadframe_torch.recordings import Outputs, Recordings
 
 Errors = Callable[[], AbstractContextManager[None]]
 """Makes a context in which torch's errors become the contract's."""
@@ -26,32 +37,15 @@ Errors = Callable[[], AbstractContextManager[None]]
 _HOST_TYPES = (np.int32, np.float32)
 
 
-class InputBuffers:
-    """A bucket's two packed buffers on the device, and the named views into them.
-
-    They keep their addresses: a recorded graph reads its batch from here.
-    """
-
-    def __init__(self, bucket: Bucket, device: torch.device) -> None:
-        num_ints, num_floats = packed_sizes(bucket)
-        self._ints = torch.zeros(num_ints, dtype=torch.int32, device=device)
-        self._floats = torch.zeros(num_floats, dtype=torch.float32, device=device)
-        self.arrays = unpack(bucket, self._ints, self._floats)
-        self.bytes = 4 * (num_ints + num_floats)
-
-    def fill(self, batch: StepBatch) -> None:
-        """Copies a batch in."""
-        _copy(self._ints, batch.ints)
-        _copy(self._floats, batch.floats)
-
-
-def _copy(target: Tensor, source: npt.NDArray[Any]) -> None:
-    if source.size:
-        target.copy_(torch.from_numpy(source))
+def _upload(batch: StepBatch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Copies a batch's packed ints and floats to the device."""
+    return torch.from_numpy(batch.ints).to(device), torch.from_numpy(batch.floats).to(device)
 
 
 class FunctionStep:
     """A step that runs as Python: eagerly, or through a compiled version of the function.
+
+    It holds no memory, so that many may be kept.
 
     Attributes:
       function: what a run calls.
@@ -65,9 +59,9 @@ class FunctionStep:
         device: torch.device,
         errors: Errors = nullcontext,
     ) -> None:
-        self.function, self._weights, self._errors = function, weights, errors
-        self._inputs = InputBuffers(bucket, device)
-        self.bytes = self._inputs.bytes
+        self.function, self._bucket, self._weights = function, bucket, weights
+        self._device, self._errors = device, errors
+        self.bytes = 0
         self.compile_seconds = 0.0
         self.capture_seconds = 0.0
         self.cache_hit: bool | None = None
@@ -75,17 +69,18 @@ class FunctionStep:
     def run(self, batch: StepBatch, kv_d: KV) -> tuple[Outputs, KV]:
         """Uploads the batch and calls the function."""
         with self._errors(), torch.inference_mode():
-            self._inputs.fill(batch)
-            return self.function(self._weights, kv_d, self._inputs.arrays)
+            arrays = unpack(self._bucket, *_upload(batch, self._device))
+            return self.function(self._weights, kv_d, arrays)
 
     def close(self) -> None:
-        """Frees the buffers."""
-        del self._inputs
-        self.bytes = 0
+        """Holds nothing of its own."""
 
 
 class RecordedStep:
-    """A step recorded as a graph: a run is two copies and one launch."""
+    """A step whose layers are a graph: a run is the upload, one launch, and those of the head.
+
+    A function that is no `SplitStep` is recorded whole.
+    """
 
     def __init__(
         self,
@@ -93,70 +88,117 @@ class RecordedStep:
         bucket: Bucket,
         weights: Mapping[str, Any],
         kv: KV,
+        recordings: Recordings,
         device: torch.device,
-        graphs: GraphFactory,
         errors: Errors = nullcontext,
     ) -> None:
-        start = time.perf_counter()
-        self._kv, self._weights, self._errors = kv, weights, errors
-        self._inputs = InputBuffers(bucket, device)
-        arrays = self._inputs.arrays
-
-        # zeros are a batch of padding: recording writes to the null block alone
-        def call() -> tuple[Outputs, KV]:
-            return function(weights, kv, arrays)
-
-        self._graph: Graph
-        with torch.inference_mode():
-            self._graph, (self._outputs, _) = graphs.record(call)
-        self.bytes = self._inputs.bytes + self._graph.bytes
+        self._bucket, self._weights = bucket, weights
+        self._device, self._errors = device, errors
+        self._recordings = recordings
+        self._split = function if isinstance(function, SplitStep) else None
+        recorded: StepFunction = function
+        sizes = bucket
+        if self._split is not None:
+            recorded, sizes = self._split.forward, forward_bucket(bucket)
+        self._recording = recordings.share(recorded, sizes, weights, kv)
+        is_first = self._recording.num_users == 1
+        self.bytes = self._recording.bytes if is_first else 0
         self.compile_seconds = 0.0
-        self.capture_seconds = time.perf_counter() - start
+        self.capture_seconds = self._recording.seconds if is_first else 0.0
         self.cache_hit: bool | None = None
 
     def run(self, batch: StepBatch, kv_d: KV) -> tuple[Outputs, KV]:
-        """Uploads the batch and replays the graph, on the KV that it was recorded with."""
-        self._check_same(kv_d)
+        """Uploads the batch and runs it, on the KV that the graph was recorded with."""
+        if not self._recording.reads(kv_d):
+            raise CompileError("a recorded step", "it was given another KV cache than it recorded")
         with self._errors(), torch.inference_mode():
-            self._inputs.fill(batch)
-            self._graph.replay()
-        return self._outputs, kv_d
+            ints, floats = _upload(batch, self._device)
+            self._recording.fill(ints, floats)
+            self._recording.replay()
+            self._recordings.latest = unpack(self._bucket, ints, floats)
+            return self._head(), kv_d
 
     def replay(self) -> None:
-        """Runs the batch that is there once more: the device's part of a step, for benchmarks."""
-        self._graph.replay()
+        """Runs the latest batch once more: the device's part of a step, for benchmarks."""
+        with torch.inference_mode():
+            self._recording.replay()
+            self._head()
 
-    def _check_same(self, kv: KV) -> None:
-        if len(kv) != len(self._kv) or any(a is not b for a, b in zip(kv, self._kv, strict=True)):
-            raise CompileError("a recorded step", "it was given another KV cache than it recorded")
+    def _head(self) -> Outputs:
+        outputs, latest = self._recording.outputs, self._recordings.latest
+        if self._split is None or latest is None or latest.bucket != self._bucket:
+            return outputs
+        return self._split.head(self._weights, outputs, latest)
 
     def close(self) -> None:
-        """Frees the graph and the buffers."""
-        self._graph.close()
-        self._outputs = {}
-        del self._inputs
+        """Lets the recording go, which frees the graph that no other step shares."""
+        self._recording.release()
         self.bytes = 0
 
 
-def traced_step(
-    function: StepFunction,
-    bucket: Bucket,
-    weights: Mapping[str, Any],
-    kv: KV,
-    device: torch.device,
-    errors: Errors = nullcontext,
-) -> FunctionStep:
-    """Compiles a step for one bucket with torch.compile, and runs it once on padding.
+class TracedStep:
+    """A `SplitStep` whose layers run through torch.compile."""
 
-    Raises:
-      CompileError: the step is not one graph.
-    """
-    start, misses = time.perf_counter(), _cache_misses()
-    step = FunctionStep(_traced(function, bucket), bucket, weights, device, errors)
-    step.run(padding_batch(bucket), kv)
-    step.compile_seconds = time.perf_counter() - start
-    step.cache_hit = _cache_misses() == misses
-    return step
+    def __init__(self, step: SplitStep, bucket: Bucket) -> None:
+        self._step, self._layers = step, _traced(step.forward, forward_bucket(bucket))
+
+    def __call__(
+        self, weights: Mapping[str, Any], kv_d: KV, arrays: StepArrays
+    ) -> tuple[Outputs, KV]:
+        """Runs layers and head."""
+        hidden, kv = self.forward(weights, kv_d, arrays)
+        return self.head(weights, hidden, arrays), kv
+
+    def forward(
+        self, weights: Mapping[str, Any], kv_d: KV, arrays: StepArrays
+    ) -> tuple[Outputs, KV]:
+        """Runs the compiled layers, on the arrays that they were compiled for."""
+        return self._layers(weights, kv_d, forward_arrays(arrays))
+
+    def head(
+        self, weights: Mapping[str, Any], hidden: Mapping[str, Any], arrays: StepArrays
+    ) -> Outputs:
+        """Runs the step's own head, as Python."""
+        return self._step.head(weights, hidden, arrays)
+
+
+class Tracer:
+    """Compiles steps with torch.compile; steps that differ only in their heads share the layers."""
+
+    def __init__(self) -> None:
+        self._live: WeakValueDictionary[tuple[SplitStep, Bucket], TracedStep] = (
+            WeakValueDictionary()
+        )
+
+    def trace(
+        self,
+        function: StepFunction,
+        bucket: Bucket,
+        weights: Mapping[str, Any],
+        kv: KV,
+        device: torch.device,
+        errors: Errors = nullcontext,
+    ) -> FunctionStep:
+        """Compiles a step for one bucket, and runs it once on padding.
+
+        Raises:
+          CompileError: the step is not one graph.
+        """
+        start, misses = time.perf_counter(), _cache_misses()
+        step = FunctionStep(self._traced(function, bucket), bucket, weights, device, errors)
+        step.run(padding_batch(bucket), kv)
+        step.compile_seconds = time.perf_counter() - start
+        step.cache_hit = _cache_misses() == misses
+        return step
+
+    def _traced(self, function: StepFunction, bucket: Bucket) -> StepFunction:
+        if not isinstance(function, SplitStep):
+            return _traced(function, bucket)
+        key = (function, forward_bucket(bucket))
+        known = self._live.get(key)
+        if known is None:
+            known = self._live[key] = TracedStep(function, bucket)
+        return known
 
 
 def padding_batch(bucket: Bucket) -> StepBatch:
@@ -167,10 +209,10 @@ def padding_batch(bucket: Bucket) -> StepBatch:
 
 def _traced(function: StepFunction, bucket: Bucket) -> StepFunction:
     """The batch crosses into the graph as plain tensors; its dataclass is rebuilt inside."""
-    names = [f.name for f in fields(StepArrays) if f.name != "bucket"]
+    names = [name for name, _ in int_fields(bucket) + float_fields(bucket)]
 
-    def flat(weights: Mapping[str, Any], kv: KV, tensors: list[Tensor | None]) -> Any:
-        return function(weights, kv, StepArrays(bucket, *tensors))
+    def flat(weights: Mapping[str, Any], kv: KV, tensors: list[Tensor]) -> Any:
+        return function(weights, kv, StepArrays(bucket, **dict(zip(names, tensors, strict=True))))
 
     compiled: Callable[..., Any] = torch.compile(flat, fullgraph=True, dynamic=False)
 

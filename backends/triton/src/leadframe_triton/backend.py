@@ -35,7 +35,7 @@ from leadframe_torch import (
 )
 from leadframe_torch.backend import TorchBackend
 from leadframe_torch.dtypes import from_host, to_host, torch_dtype
-from leadframe_torch.steps import FunctionStep, RecordedStep, padding_batch, traced_step
+from leadframe_torch.steps import FunctionStep, padding_batch
 from leadframe_torch.weights import read_part
 from leadframe_triton.arch import INTERPRETER, Arch, arch_named
 from leadframe_triton.capabilities import GraphKind, capabilities
@@ -178,13 +178,10 @@ class TritonBackend(TorchBackend):
         with self.errors("compile", 0):
             # Tiles are chosen, and perhaps measured, before tracing: it may read no file.
             FunctionStep(step, bucket, weights, self.device).run(padding_batch(bucket), kv)
-            traced = traced_step(step, bucket, weights, kv, self.device, self.step_errors)
+            traced = self.trace(step, bucket, weights, kv)
             if self.layer.graphs is None:
                 return traced
-            graphs = self.layer.graphs
-            recorded = RecordedStep(
-                traced.function, bucket, weights, kv, self.device, graphs, self.step_errors
-            )
+            recorded = self.record(traced.function, bucket, weights, kv)
         recorded.compile_seconds, recorded.cache_hit = traced.compile_seconds, traced.cache_hit
         traced.close()
         return recorded

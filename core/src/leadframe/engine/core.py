@@ -5,6 +5,7 @@ One thread drives an engine. It must not know devices, HTTP or asyncio.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from leadframe.engine.outputs import RequestOutput, TokenLogprobs
 from leadframe.engine.ranks import RankedBackend
 from leadframe.errors import DeviceLost, DeviceOOM, EngineDead, QueueFull
 from leadframe.grammar import GrammarCompiler
+from leadframe.platform.backend import CompiledStep
+from leadframe.platform.batch import Bucket
 from leadframe.request import FinishReason, Request, TokenConstraint
 from leadframe.runner.result import StepResult
 from leadframe.sampling_params import SamplingParams
@@ -24,6 +27,8 @@ from leadframe.scheduler import ScheduledRow, SchedulerOutput
 
 if TYPE_CHECKING:
     from leadframe.engine.startup import EngineParts
+
+logger = logging.getLogger(__name__)
 
 _MAX_IDLE_STEPS = 1000
 """Steps in a row that schedule nothing while requests wait: the scheduler is stuck."""
@@ -54,6 +59,7 @@ class Engine:
         self.grammars = GrammarCompiler(parts.tokenizer, parts.model_info.vocab_size, eos)
         self._scheduler = parts.scheduler
         self._runner = parts.runner
+        self._runner.on_late = self._note_late
         self._processor = OutputProcessor(parts.tokenizer, eos)
         self._requests: dict[str, Request] = {}
         self._seeds = random.Random(parts.config.seed)
@@ -327,6 +333,11 @@ class Engine:
                 f"the scheduler chose nothing for {self._idle_steps} steps with "
                 f"{self.num_running} running and {self.num_waiting} waiting requests"
             )
+
+    def _note_late(self, bucket: Bucket, step: CompiledStep) -> None:
+        seconds = step.compile_seconds + step.capture_seconds
+        logger.warning("a step was made ready while serving, in %.2f s: %s", seconds, bucket)
+        self.metrics.on_late_compile()
 
     def _report_load(self) -> None:
         self.metrics.on_load(self.num_running, self.num_waiting, self._scheduler.kv.usage)

@@ -24,7 +24,7 @@ from leadframe.kv_cache.capacity import (
 from leadframe.metrics import StartupLedger
 from leadframe.models import ModelInfo
 from leadframe.platform.backend import CompiledStep, KVSpec
-from leadframe.platform.batch import Bucket
+from leadframe.platform.batch import Bucket, SampleVariant
 from leadframe.platform.info import PlatformKind
 from leadframe.runner.batch_builder import BatchBuilder
 from leadframe.runner.buckets import BucketPolicy
@@ -40,7 +40,7 @@ _HOST_PROFILE_TOKENS = 64
 """On a host a full step takes seconds: a smaller one is measured, and scaled."""
 _ATTEMPTS = 3
 MARGIN_FRACTION = 0.02
-"""Share of the budget left for what is not measured: fragments, other sampling variants."""
+"""Share of the budget left for what is not measured: fragments, edits, log-probabilities."""
 
 
 def memory_fraction(config: EngineConfig, kind: PlatformKind) -> float:
@@ -135,7 +135,7 @@ class KVSizer:
                 overshoot = self._allocate_and_prepare(plan)
             except DeviceOOM as error:
                 is_last = self._is_fixed or attempt == _ATTEMPTS - 1
-                if is_last or error.phase not in ("kv", "compile"):
+                if is_last or error.phase not in ("kv", "compile", "step"):
                     raise
                 overshoot = max(error.requested - error.free, plan.capacity.total_bytes // 10)
             if overshoot <= 0 or self._is_fixed or attempt == _ATTEMPTS - 1:
@@ -225,7 +225,9 @@ class KVSizer:
         shrink = max(1, tokens // _HOST_PROFILE_TOKENS) if self._shrink_step else 1
         tokens, rows = -(-tokens // shrink), -(-rows // shrink)
         width = blocks_for(-(-tokens // rows), self._spec.block_size)
-        bucket = policy.bucket_for(Bucket(tokens, rows, 0, width, rows))
+        # Where steps are compiled, another variant would be one more compilation of the whole.
+        variant: SampleVariant = "greedy" if self._backend.caps.static_shapes else "sort"
+        bucket = policy.bucket_for(Bucket(tokens, rows, 0, width, rows, variant))
         self._runner.allocate(self._spec, 2)
         before = self._backend.memory().used
         self._runner.profile(bucket)

@@ -159,6 +159,10 @@ class EngineMetrics(Collector):
         )
         self.prefix_queries = Counter("prefix_cache_queries", "Tokens looked up for reuse.")
         self.prefix_hits = Counter("prefix_cache_hits", "Tokens found for reuse.")
+        self.late_compiles = Counter(
+            "late_compiles",
+            "Steps compiled or captured after start-up, while every request waited.",
+        )
         self.errors = Counter("metrics_errors", "Updates of metrics that failed.")
 
     def _make_histograms(self) -> None:
@@ -226,6 +230,11 @@ class EngineMetrics(Collector):
         self.prefix_queries.raise_to(prefix_queries)
         self.prefix_hits.raise_to(prefix_hits)
         self.preemptions.value += preempted
+
+    @_never_fails
+    def on_late_compile(self) -> None:
+        """Counts a step that was made ready while requests waited for it."""
+        self.late_compiles.value += 1
 
     @_never_fails
     def on_recomputed(self, num_tokens: int) -> None:

@@ -124,6 +124,32 @@ StepFunction = Callable[[Mapping[str, Array], KV, StepArrays], tuple[dict[str, A
 
 
 @runtime_checkable
+class SplitStep(Protocol):
+    """A step that says where its layers end. Every step that the core builds is one.
+
+    To call it is `forward` and then `head`. A backend may record or compile `forward` alone, once
+    for `forward_bucket(bucket)`, and run `head` as it is: some tens of small ops. Then buckets that
+    differ only in how they sample share what was made, and a way of sampling that was never met
+    before costs nothing. A backend that has no use for it calls the step.
+    """
+
+    def __call__(
+        self, weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
+    ) -> tuple[dict[str, Array], KV]:
+        """Runs the whole step; a `StepFunction`."""
+
+    def forward(
+        self, weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
+    ) -> tuple[dict[str, Array], KV]:
+        """Runs the layers; reads only the arrays that `forward_bucket` has. A `StepFunction`."""
+
+    def head(
+        self, weights: Mapping[str, Array], hidden: Mapping[str, Array], arrays: StepArrays
+    ) -> dict[str, Array]:
+        """Turns what `forward` returned into the outputs of the step."""
+
+
+@runtime_checkable
 class CompiledStep(Protocol):
     """A step that is ready to run for one bucket.
 
@@ -291,6 +317,7 @@ __all__ = [
     "KVLayerSpec",
     "KVSpec",
     "Partition",
+    "SplitStep",
     "StepFunction",
     "WeightBlocks",
     "WeightRole",

@@ -58,6 +58,16 @@ class Bucket:
     num_mask_words: int = 0
 
 
+def forward_bucket(bucket: Bucket) -> Bucket:
+    """Returns a bucket's sizes without what only its logits and sampling ask for.
+
+    Its packed ints are the first of the bucket's, and it has no floats.
+    """
+    return Bucket(
+        bucket.num_tokens, bucket.num_seqs, bucket.num_decodes, bucket.num_blocks, 0, "skip"
+    )
+
+
 _Field = tuple[str, tuple[int, ...]]
 
 
@@ -201,3 +211,11 @@ def unpack(bucket: Bucket, ints: Any, floats: Any) -> StepArrays:
     arrays = _split(ints, int_fields(bucket))
     arrays.update(_split(floats, float_fields(bucket)))
     return StepArrays(bucket=bucket, **arrays)
+
+
+def forward_arrays(arrays: StepArrays) -> StepArrays:
+    """Returns the arrays that `forward_bucket` has, out of a step's."""
+    names = [name for name, _ in int_fields(forward_bucket(arrays.bucket))]
+    kept = {name: getattr(arrays, name) for name in names}
+    kept["logits_idx"] = arrays.logits_idx[:0]
+    return StepArrays(forward_bucket(arrays.bucket), **kept)

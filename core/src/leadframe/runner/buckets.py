@@ -4,7 +4,8 @@ Three kinds of backend, told apart by their capabilities alone:
 
 - no graph, no static shapes: every step has its exact size;
 - a graph, no static shapes: steps that only decode are padded to a shape that was made ready at
-  start-up; every other step runs with its exact size, without a graph;
+  start-up, however they sample: the backend records the layers of a shape once
+  (`leadframe.platform.SplitStep`); every other step runs with its exact size, without a graph;
 - static shapes: every step is padded to a member of a finite family. Decode-only steps and mixed
   steps have families of their own; a mixed step counts its decodes as chunk rows of one token
   (`num_decodes` 0), so that the number of decodes is no dimension of the family.
@@ -28,6 +29,8 @@ LOGPROB_COUNTS = (0, 5, MAX_LOGPROBS)
 _MIN_TOKENS = 16
 _MIN_BLOCKS = 16
 _MIN_EDITS = 16
+
+_COMMON_WAYS: tuple[SampleVariant, ...] = ("greedy", "plain", "threshold")
 
 
 def bucketed_logprobs(num_logprobs: int) -> int:
@@ -78,11 +81,23 @@ class BucketPolicy:
     def all_buckets(self) -> list[Bucket]:
         """Returns what start-up makes ready: every padded shape, with greedy sampling.
 
-        Other ways of sampling share these shapes and are made ready when they are first used.
+        Other ways of sampling share these shapes and are made ready when they are first used:
+        that takes no time where their layers are shared too (`leadframe.platform.SplitStep`).
         """
         decode = [_decode_bucket(size, width) for size, width in self._grid(self.decode_sizes)]
         mixed = [self._mixed_bucket(size, width) for size, width in self._grid(self.token_sizes)]
         return decode + mixed
+
+    def common_buckets(self) -> list[Bucket]:
+        """Returns the usual ways to sample, for each size of decode steps at one width.
+
+        Heads that are not recorded build kernels when they first run, and know no width: start-up
+        runs these once. Empty where shapes are static, since steps are compiled there.
+        """
+        if self.is_static:
+            return []
+        shapes = [_decode_bucket(size, self.widths[0]) for size in self.decode_sizes]
+        return [replace(shape, sample=way) for shape in shapes for way in _COMMON_WAYS]
 
     def bucket_for(self, needed: Bucket) -> Bucket:
         """Returns the bucket that a step runs in.
@@ -96,7 +111,7 @@ class BucketPolicy:
         if not self.widths:
             return needed
         only_decodes = needed.num_tokens == needed.num_decodes
-        if only_decodes and self.decode_sizes and (self.is_static or _is_plain(needed)):
+        if only_decodes and self.decode_sizes:
             size = _round_up(needed.num_seqs, self.decode_sizes)
             shape = _decode_bucket(size, _round_up(needed.num_blocks, self.widths))
         elif self.is_static:
@@ -170,12 +185,6 @@ class BucketPolicy:
 
 def _decode_bucket(num_seqs: int, width: int) -> Bucket:
     return Bucket(num_seqs, num_seqs, num_seqs, width, num_seqs)
-
-
-def _is_plain(needed: Bucket) -> bool:
-    """Whether a decode step has nothing but tokens to sample."""
-    edits = needed.num_edits or needed.num_mask_words
-    return not edits and needed.num_logprobs is None
 
 
 def _decode_sizes(maximum: int, *, fine: bool) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from leadframe.runner.batch_builder import BuiltBatch
 from leadframe.scheduler.output import ScheduledRow, SchedulerOutput
 
 HostArrays = Mapping[str, npt.NDArray[Any]]
-"""A step's outputs by name, downloaded; see `leadframe.runner.step.build_step`."""
+"""A step's outputs by name, downloaded; see `leadframe.runner.step.ModelStep`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,11 @@ from leadframe.runner.batch_builder import BatchBuilder
 from leadframe.runner.buckets import BucketPolicy
 from leadframe.runner.profile import full_batch
 from leadframe.runner.result import StepResult, read_result
-from leadframe.runner.step import StepModel, build_step
+from leadframe.runner.step import ModelStep, StepModel
 from leadframe.scheduler import SchedulerOutput
 
-_MAX_EAGER_STEPS = 512
-"""Steps kept for buckets that were not prepared; each is little more than a closure."""
+_MAX_LATE_STEPS = 512
+"""Steps kept for buckets that start-up did not prepare; most are little more than a closure."""
 
 OnCompiled = Callable[[Bucket, CompiledStep], None]
 
@@ -38,6 +38,9 @@ class ModelRunner:
       model: its step functions.
       weights: what `load_weights` uploaded.
       ops: the op table that was resolved for the model.
+
+    Attributes:
+      on_late: called when a step had to be compiled or captured after start-up.
     """
 
     def __init__(
@@ -45,11 +48,12 @@ class ModelRunner:
     ) -> None:
         self.backend = backend
         self._weights = weights
-        self._step = build_step(model, ops)
+        self._step = ModelStep(model, ops)
         self._kv: KV = []
         self._spec: KVSpec | None = None
         self._prepared: dict[Bucket, CompiledStep] = {}
-        self._eager: OrderedDict[Bucket, CompiledStep] = OrderedDict()
+        self._late: OrderedDict[Bucket, CompiledStep] = OrderedDict()
+        self.on_late: OnCompiled | None = None
         self._policy: BucketPolicy | None = None
         self._builder: BatchBuilder | None = None
 
@@ -62,10 +66,10 @@ class ModelRunner:
 
     def release(self) -> None:
         """Frees the KV cache and every compiled step."""
-        for step in (*self._prepared.values(), *self._eager.values()):
+        for step in (*self._prepared.values(), *self._late.values()):
             step.close()
         self._prepared.clear()
-        self._eager.clear()
+        self._late.clear()
         if self._kv:
             self.backend.kv_free(self._kv)
             self._kv = []
@@ -75,7 +79,10 @@ class ModelRunner:
         self._policy, self._builder = policy, builder
 
     def prepare(self, on_compiled: OnCompiled | None = None) -> int:
-        """Compiles every bucket that the policy lists and returns the bytes they hold."""
+        """Compiles every bucket that the policy lists and returns the bytes they hold.
+
+        Then runs the usual ways to sample once, so that what a head builds lazily is there.
+        """
         assert self._policy is not None
         for bucket in self._policy.all_buckets():
             self._prepared[bucket] = self._compile(bucket, capture=True)
@@ -83,16 +90,17 @@ class ModelRunner:
         for bucket, step in self._prepared.items():
             if on_compiled is not None:
                 on_compiled(bucket, step)
+        for bucket in self._policy.common_buckets():
+            if bucket not in self._prepared:
+                self._late[bucket] = self._compile(bucket, capture=True)
+            self._run_full(self._step_for(bucket), bucket)
         return sum(step.bytes for step in self._prepared.values())
 
     def profile(self, bucket: Bucket) -> None:
         """Runs one step with every token and row of a bucket live, reading the null block."""
-        assert self._spec is not None
         step = self._compile(bucket, capture=False)
         try:
-            outputs, self._kv = step.run(full_batch(bucket, self._spec.block_size), self._kv)
-            for array in outputs.values():
-                self.backend.download(array)
+            self._run_full(step, bucket)
         finally:
             step.close()
 
@@ -138,21 +146,31 @@ class ModelRunner:
         outputs, self._kv = step.run(batch, self._kv)
         return {name: self.backend.download(array) for name, array in outputs.items()}
 
+    def _run_full(self, step: CompiledStep, bucket: Bucket) -> None:
+        """Runs a step on the null block and waits for it."""
+        assert self._spec is not None
+        outputs, self._kv = step.run(full_batch(bucket, self._spec.block_size), self._kv)
+        for array in outputs.values():
+            self.backend.download(array)
+
     def _step_for(self, bucket: Bucket) -> CompiledStep:
-        assert self._policy is not None
         step = self._prepared.get(bucket)
         if step is not None:
             return step
-        if self._policy.is_padded(bucket):
-            step = self._prepared[bucket] = self._compile(bucket, capture=True)
-            return step
-        step = self._eager.get(bucket)
+        step = self._late.get(bucket)
         if step is not None:
-            self._eager.move_to_end(bucket)
+            self._late.move_to_end(bucket)
             return step
-        step = self._eager[bucket] = self._compile(bucket, capture=False)
-        if len(self._eager) > _MAX_EAGER_STEPS:
-            self._eager.popitem(last=False)[1].close()
+        return self._compile_late(bucket)
+
+    def _compile_late(self, bucket: Bucket) -> CompiledStep:
+        assert self._policy is not None
+        step = self._compile(bucket, capture=self._policy.is_padded(bucket))
+        self._late[bucket] = step
+        if len(self._late) > _MAX_LATE_STEPS:
+            self._late.popitem(last=False)[1].close()
+        if self.on_late is not None and step.compile_seconds + step.capture_seconds > 0:
+            self.on_late(bucket, step)
         return step
 
     def _compile(self, bucket: Bucket, *, capture: bool) -> CompiledStep:

@@ -1,11 +1,11 @@
-"""The step function: model, logits, sampling, as one pure function over the op table."""
+"""The step: layers, then logits and sampling, as pure functions over the op table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from leadframe.platform.backend import KV, Array, StepFunction
+from leadframe.platform.backend import KV, Array
 from leadframe.platform.batch import Bucket, StepArrays
 from leadframe.platform.ops import Ops
 
@@ -22,32 +22,53 @@ class StepModel(Protocol):
         """Returns the logits [N, V] of hidden rows [N, E]."""
 
 
-def build_step(model: StepModel, ops: Ops) -> StepFunction:
-    """Builds the pure step `(weights, kv_d, arrays) -> (outputs, kv)`.
+class ModelStep:
+    """The pure step `(weights, kv_d, arrays) -> (outputs, kv)` of one model; a `SplitStep`.
 
-    Outputs, each only where the bucket asks for it: "tokens" int32 [S], "covered" bool [S],
-    "finite" bool [L]; for sampled rows "logprob" [S], "rank" [S], "top_ids" [S, k],
-    "top_logprobs" [S, k]; and the same four with the prefix "scored_" for the L - S rows of
-    prompt log-probabilities.
+    Args:
+      model: its layers and its logits.
+      ops: the op table.
     """
 
-    def step(
-        weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
+    def __init__(self, model: StepModel, ops: Ops) -> None:
+        self._model, self._ops = model, ops
+
+    def __call__(
+        self, weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
     ) -> tuple[dict[str, Array], KV]:
-        hidden, kv = model.forward(ops, weights, kv_d, arrays)
-        bucket = arrays.bucket
+        """Runs layers and head."""
+        hidden, kv = self.forward(weights, kv_d, arrays)
+        return self.head(weights, hidden, arrays), kv
+
+    def forward(
+        self, weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
+    ) -> tuple[dict[str, Array], KV]:
+        """Returns "hidden", the final hidden states [T, E]."""
+        hidden, kv = self._model.forward(self._ops, weights, kv_d, arrays)
+        return {"hidden": hidden}, kv
+
+    def head(
+        self, weights: Mapping[str, Array], hidden: Mapping[str, Array], arrays: StepArrays
+    ) -> dict[str, Array]:
+        """Computes logits, and samples from them.
+
+        Returns:
+          Each only where the bucket asks for it: "tokens" int32 [S], "covered" bool [S], "finite"
+          bool [L]; for sampled rows "logprob" [S], "rank" [S], "top_ids" [S, k], "top_logprobs"
+          [S, k]; and the same four with the prefix "scored_" for the L - S rows of prompt
+          log-probabilities.
+        """
+        ops, bucket = self._ops, arrays.bucket
         if bucket.num_logits == 0:
-            return {}, kv
-        rows = ops.take_rows(hidden, arrays.logits_idx)
-        logits = model.logits(ops, weights, rows)
+            return {}
+        rows = ops.take_rows(hidden["hidden"], arrays.logits_idx)
+        logits = self._model.logits(ops, weights, rows)
         outputs = {"finite": ops.finite_rows(logits)}
         _sample(ops, logits[: bucket.num_seqs], arrays, outputs)
         if bucket.num_logits > bucket.num_seqs:
             scored, targets = logits[bucket.num_seqs :], arrays.targets[bucket.num_seqs :]
             _logprobs(ops, scored, targets, bucket, outputs, "scored_")
-        return outputs, kv
-
-    return step
+        return outputs
 
 
 def _sample(ops: Ops, raw: Array, arrays: StepArrays, outputs: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from leadframe.platform.backend import KV, CompiledStep
 from leadframe.platform.batch import Bucket, StepBatch
 from leadframe.platform.info import Limits
 from leadframe.platform.selection import create_backend, select_device
-from leadframe.runner.step import build_step
+from leadframe.runner.step import ModelStep
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Worker:
         info = checkpoint.model.info
         kv_spec = make_kv_spec(config, backend, info, dtype)
         ops = resolve_ops(config, backend, self._selection, info, kv_spec, dtype)
-        self._step = build_step(checkpoint.model, ops)
+        self._step = ModelStep(checkpoint.model, ops)
         return {}, ()
 
     def _kv_alloc(self, fields: Mapping[str, Any], arrays: Arrays) -> Reply:
