@@ -121,10 +121,10 @@ class EngineBench:
         self._run_step = self._runner._run
         self._runner._run = self._watch
 
-    def _watch(self, batch: Any) -> Any:
+    def _watch(self, batch: Any, on_launch: Any) -> Any:
         """Remembers the last batch, to run its step again alone."""
         self._batches = [batch]
-        return self._run_step(batch)
+        return self._run_step(batch, on_launch)
 
     def start_up(self) -> dict[str, object]:
         """The start-up ledger."""
@@ -137,7 +137,7 @@ class EngineBench:
         times = []
         for _ in range(steps):
             started = time.perf_counter()
-            self.engine.step()
+            self.engine.advance(lambda outputs: None)
             times.append(time.perf_counter() - started)
         middle = sorted(times)[len(times) // 2]
         self.engine.abort_all()
@@ -175,7 +175,7 @@ class EngineBench:
         return all(request.num_computed_tokens >= request.num_prompt_tokens for request in running)
 
     def host_gap(self, step_seconds: float) -> float | None:
-        """Seconds that a step takes beyond its recorded graph; None where there is no graph."""
+        """Seconds that a step takes beyond the device's part; None where there is no graph."""
         step = self._runner._step_for(self._batches[-1].bucket).step  # past its guard
         replay = getattr(step, "replay", None)
         if replay is None:

@@ -93,10 +93,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class CheckedEngine(Engine):
     """An engine that audits scheduler and block pool after every step."""
 
-    def step(self):
-        outputs = super().step()
+    def advance(self, deliver):
+        super().advance(deliver)
         self.check()
-        return outputs
 
 
 def checked_llm(model: str, **settings) -> LLM:

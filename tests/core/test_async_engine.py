@@ -61,11 +61,11 @@ def test_a_bad_request_raises_at_once_and_the_others_go_on(engine) -> None:
 
 def test_leaving_a_stream_frees_its_blocks_within_two_steps(engine) -> None:
     steps_after: list[int] = []
-    step = engine.engine.step
+    advance = engine.engine.advance
 
-    def counted():
+    def counted(deliver):
         steps_after.append(engine.engine.num_running)
-        return step()
+        advance(deliver)
 
     async def run() -> None:
         stream = engine.generate("gone", [1, 2, 3], LONG)
@@ -73,7 +73,7 @@ def test_leaving_a_stream_frees_its_blocks_within_two_steps(engine) -> None:
         async for _ in stream:
             break
         await _until(lambda: engine.engine.num_running == 2)
-        engine.engine.step = counted
+        engine.engine.advance = counted
         await stream.aclose()
         await _until(lambda: engine.engine.num_running == 1)
         assert steps_after.count(2) <= 2 + 1  # one step may have begun before the abort came
@@ -129,11 +129,11 @@ def test_a_lost_device_reaches_every_stream_and_every_later_call(tiny_llm) -> No
     execute = inner.parts.runner.execute
     calls = []
 
-    def lost(schedule):
+    def lost(schedule, on_launch):
         calls.append(1)
         if len(calls) > 3:
             raise DeviceLost("the device is gone")
-        return execute(schedule)
+        return execute(schedule, on_launch)
 
     inner.parts.runner.execute = lost
 
@@ -159,9 +159,9 @@ def test_health_notices_that_nothing_moves(tiny_llm, monkeypatch) -> None:
     release = threading.Event()
     execute = inner.parts.runner.execute
 
-    def stuck(schedule):
+    def stuck(schedule, on_launch):
         release.wait(20)
-        return execute(schedule)
+        return execute(schedule, on_launch)
 
     inner.parts.runner.execute = stuck
     monkeypatch.setattr("leadframe.engine.async_engine._STALL_SECONDS", 0.2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pluggy
 import pytest
@@ -33,6 +35,7 @@ def _is_idle(engine: Engine) -> bool:
         and engine.metrics.running.value == engine.metrics.waiting.value == 0
         and len(engine._processor) == 0
         and not engine._requests
+        and not engine._deciding
     )
 
 
@@ -116,11 +119,11 @@ def test_out_of_memory_in_a_step_preempts_and_retries(tiny_llm) -> None:
     runner, calls = llm.engine.parts.runner, []
     execute = runner.execute
 
-    def fails_once(schedule):
+    def fails_once(schedule, on_launch):
         calls.append(len(schedule.rows))
         if len(calls) == 4:
             raise DeviceOOM(10, 1, "step")
-        return execute(schedule)
+        return execute(schedule, on_launch)
 
     runner.execute = fails_once
     assert [c.token_ids for c in llm.generate(PROMPTS, GREEDY)] == expected
@@ -133,7 +136,7 @@ def test_a_request_that_is_alone_and_out_of_memory_fails_alone(tiny_llm) -> None
     runner = llm.engine.parts.runner
     execute = runner.execute
 
-    def fails(schedule):
+    def fails(schedule, on_launch):
         raise DeviceOOM(10, 1, "step")
 
     runner.execute = fails
@@ -145,10 +148,103 @@ def test_a_request_that_is_alone_and_out_of_memory_fails_alone(tiny_llm) -> None
     assert _is_idle(llm.engine)
 
 
+STOPS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, stop=["~never~"])
+
+
+def test_outputs_come_after_the_next_launch_and_before_its_wait(tiny_llm, monkeypatch) -> None:
+    engine = tiny_llm().engine
+    expected = _drain_one(engine, "before", GREEDY)
+    engine.add_request("a", PROMPTS[0], GREEDY)
+    backend, events = engine.parts.backend, []
+    download = engine.parts.runner.backend.download
+
+    def waited(array):
+        events.append("wait")
+        return download(array)
+
+    double = SimpleNamespace(download=waited, compile=backend.compile)
+    monkeypatch.setattr(engine.parts.runner, "backend", double)
+    while engine.has_work:
+        engine.advance(lambda outputs: events.extend(t for o in outputs for t in o.token_ids))
+        events.append("end")
+    rest = engine.settle()
+    steps = " ".join(map(str, events)).split("end")[:-1]
+    firsts = [step.split()[0] for step in steps]
+    assert firsts == ["wait", *map(str, expected[:-1])]
+    assert [o.token_ids for o in rest] == [(expected[-1],)]
+    assert _is_idle(engine)
+
+
+def _drain_one(engine: Engine, name: str, params: SamplingParams) -> list[int]:
+    engine.add_request(name, PROMPTS[0], params)
+    return [token for output in _drain(engine)[name] for token in output.token_ids]
+
+
+def test_a_stop_string_ends_its_request_in_the_step_all_the_same(tiny_llm) -> None:
+    llm = tiny_llm()
+    whole = llm.generate(PROMPTS[0], GREEDY)[0]
+    engine, kv = llm.engine, llm.engine.parts.scheduler.kv
+    pieces = [o.text for o in llm.stream(PROMPTS[0], GREEDY)]
+    stop = next(text for text in pieces[2:] if text.strip())
+    steps = next(i for i in range(1, 9) if stop in "".join(pieces[:i]))
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, stop=[stop])
+    engine.add_request("s", PROMPTS[0], params)
+    delivered: list = []
+    for _ in range(steps):
+        assert engine.has_work
+        engine.advance(delivered.extend)
+    assert not engine.has_work
+    assert kv.num_free_blocks == kv.num_blocks
+    delivered += engine.settle()
+    assert [t for o in delivered for t in o.token_ids] == whole.token_ids[:steps]
+    assert delivered[-1].stop_reason == stop
+    assert _is_idle(engine)
+
+
+@pytest.mark.parametrize("params", [GREEDY, STOPS])
+def test_an_abort_loses_no_output_that_was_due(tiny_llm, params) -> None:
+    engine = tiny_llm().engine
+    for name, prompt in zip("ab", PROMPTS, strict=False):
+        engine.add_request(name, prompt, params)
+    delivered: list = []
+    for _ in range(3):
+        engine.advance(delivered.extend)
+    aborted = engine.abort("a")
+    assert aborted is not None
+    assert aborted.finish_reason is FinishReason.ABORT
+    engine.advance(delivered.extend)
+    delivered += engine.settle()
+    counts = {
+        name: sum(len(o.token_ids) for o in delivered if o.request_id == name) for name in "ab"
+    }
+    assert counts == {"a": aborted.num_output_tokens, "b": aborted.num_output_tokens + 1}
+
+
+def test_what_was_sampled_before_a_launch_failed_is_delivered(tiny_llm) -> None:
+    engine = tiny_llm().engine
+    engine.add_request("a", PROMPTS[0], GREEDY)
+    delivered: list = []
+    for _ in range(3):
+        engine.advance(delivered.extend)
+    execute = engine.parts.runner.execute
+
+    def fails(schedule, on_launch):
+        raise DeviceOOM(10, 1, "step")
+
+    engine.parts.runner.execute = fails
+    engine.advance(delivered.extend)
+    engine.parts.runner.execute = execute
+    delivered += engine.settle()
+    tokens = sum(len(o.token_ids) for o in delivered)
+    assert tokens == delivered[-1].num_output_tokens > 0
+    assert delivered[-1].finish_reason is FinishReason.ERROR
+    assert _is_idle(engine)
+
+
 def test_a_lost_device_ends_the_step_with_its_own_error(tiny_llm) -> None:
     llm = tiny_llm()
 
-    def lost(schedule):
+    def lost(schedule, on_launch):
         raise DeviceLost("the device is gone")
 
     llm.engine.parts.runner.execute = lost

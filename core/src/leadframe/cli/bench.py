@@ -30,6 +30,7 @@ BENCHMARKS: Final = {
     "serve": "TTFT, ITL, TPOT and throughput of a running server",
     "startup": "time from the command to the first request",
     "scheduler": "microseconds a step of scheduling, without a model",
+    "host": "microseconds between two steps of a device that computes nothing",
 }
 _WITH_ENGINE: Final = frozenset({"throughput", "latency"})
 

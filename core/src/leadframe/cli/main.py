@@ -16,7 +16,7 @@ COMMANDS: Final = {
     "generate": "complete prompts in the terminal",
     "devices": "list the installed platforms and their devices",
     "capacity": "compute what fits a device that need not be here",
-    "bench": "measure throughput, latency, a server, start-up or the scheduler",
+    "bench": "measure throughput, latency, a server, start-up, the scheduler or the host",
     "conformance": "test a platform against the contract",
     "compile-check": "compile a platform's kernels for chips that are not here",
     "new-backend": "write the skeleton of a platform plugin",

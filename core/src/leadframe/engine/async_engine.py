@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -303,8 +304,7 @@ class AsyncEngine:
 
     def _abort(self, request_id: str) -> None:
         output = self.engine.abort(request_id)
-        if output is not None:
-            self._deliver([output])
+        self._deliver(self.engine.settle() + ([] if output is None else [output]))
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         loop = self._loop
@@ -327,7 +327,9 @@ class AsyncEngine:
         try:
             while self._drain(block=not self.engine.has_work):
                 if self.engine.has_work:
-                    self._deliver(self.engine.step())
+                    self.engine.advance(self._deliver)
+                if not self.engine.has_work:
+                    self._deliver(self.engine.settle())
                 self._last_progress = time.monotonic()
             self._abort_rest()
         except BaseException as error:
@@ -350,10 +352,13 @@ class AsyncEngine:
             command()
 
     def _abort_rest(self) -> None:
-        self._deliver(self.engine.abort_all())
+        aborted = self.engine.abort_all()
+        self._deliver(self.engine.settle() + aborted)
 
     def _die(self, error: BaseException) -> None:
         self._death = error
+        with suppress(Exception):  # what was sampled before is still good
+            self._deliver(self.engine.settle())
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._fail_all, error)

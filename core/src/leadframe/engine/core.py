@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from leadframe.config import EngineConfig
@@ -22,6 +23,7 @@ from leadframe.platform.backend import CompiledStep
 from leadframe.platform.batch import Bucket
 from leadframe.request import FinishReason, Request, TokenConstraint
 from leadframe.runner.result import StepResult
+from leadframe.runner.runner import OnLaunch
 from leadframe.sampling_params import SamplingParams
 from leadframe.scheduler import ScheduledRow, SchedulerOutput
 
@@ -32,6 +34,22 @@ logger = logging.getLogger(__name__)
 
 _MAX_IDLE_STEPS = 1000
 """Steps in a row that schedule nothing while requests wait: the scheduler is stuck."""
+
+
+@dataclass(slots=True)
+class _Unsettled:
+    """What a step sampled and what is not yet an output; one entry a row.
+
+    Attributes:
+      now: monotonic seconds at the end of the step.
+      texts: what became of a token, by row, where the step had to know.
+    """
+
+    rows: Sequence[ScheduledRow]
+    tokens: Sequence[int | None]
+    logprobs: Sequence[TokenLogprobs | None]
+    now: float
+    texts: dict[int, str] = field(default_factory=dict)
 
 
 class Engine:
@@ -62,8 +80,12 @@ class Engine:
         self._runner.on_late = self._note_late
         self._processor = OutputProcessor(parts.tokenizer, eos)
         self._requests: dict[str, Request] = {}
+        self._deciding: set[str] = set()
+        self._unsettled: _Unsettled | None = None
+        self._ready: list[RequestOutput] = []
         self._seeds = random.Random(parts.config.seed)
         self._idle_steps = 0
+        self._has_preempted = False
         self._closed = False
 
     @classmethod
@@ -140,12 +162,15 @@ class Engine:
             raise
         self._processor.add(request)
         self._requests[request_id] = request
+        if params.stop or request.constraint is not None:
+            self._deciding.add(request_id)
         self.metrics.on_arrival(request)
         self._report_load()
         return request
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request and frees its blocks; an id that is not live is ignored."""
+        self._ready = self.settle()
         request = self._requests.get(request_id)
         if request is None:
             return None
@@ -166,18 +191,50 @@ class Engine:
         Raises:
           PlatformError: the device failed in a way that concerns every request.
         """
+        outputs: list[RequestOutput] = []
+        self.advance(outputs.extend)
+        return outputs + self.settle()
+
+    def advance(self, deliver: Callable[[list[RequestOutput]], None]) -> None:
+        """Runs one step, and delivers the outputs of the one before while the device works.
+
+        Outputs wait for the next launch, so that the device does not wait for them. Only text that
+        decides the next schedule, by a stop string or a constraint, is looked at in its own step.
+        Call `settle` when no step follows.
+
+        Args:
+          deliver: takes outputs, in this thread.
+
+        Raises:
+          PlatformError: the device failed in a way that concerns every request.
+        """
         started = time.monotonic()
         schedule = self._scheduler.schedule()
         if not schedule.rows:
             self._note_idle(schedule)
-            return []
+            deliver(self.settle())
+            return
         self._idle_steps = 0
-        for row in schedule.rows:
-            if row.request.times.first_scheduled is None:
-                row.request.times.first_scheduled = started
-        schedule, result = self._execute(schedule)
-        outputs = self._update(schedule, result)
+        rows = schedule.rows
+
+        def on_launch() -> None:
+            deliver(self.settle())
+            _note_scheduled(rows, started)
+
+        schedule, result = self._execute(schedule, on_launch)
+        self._update(schedule, result)
         self._report_step(schedule, time.monotonic() - started)
+
+    def settle(self) -> list[RequestOutput]:
+        """Makes and returns the outputs that no step has delivered yet."""
+        outputs, self._ready = self._ready, []
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is None:
+            return outputs
+        for index in range(len(unsettled.rows)):
+            output = self._row_output(unsettled, index)
+            if output is not None:
+                outputs.append(output)
         return outputs
 
     def reset_prefix_cache(self) -> None:
@@ -207,13 +264,15 @@ class Engine:
 
     # --- execute ------------------------------------------------------------------------
 
-    def _execute(self, schedule: SchedulerOutput) -> tuple[SchedulerOutput, StepResult]:
+    def _execute(
+        self, schedule: SchedulerOutput, on_launch: OnLaunch
+    ) -> tuple[SchedulerOutput, StepResult]:
         """Runs a schedule; out of memory, it preempts one request and tries once more.
 
         A request that is alone and does not fit fails; the engine goes on.
         """
         try:
-            return schedule, self._runner.execute(schedule)
+            return schedule, self._runner.execute(schedule, on_launch)
         except DeviceOOM as error:
             if len(schedule.rows) == 1:
                 self._fail(schedule.rows[0].request, str(error))
@@ -222,49 +281,85 @@ class Engine:
             retry = self._scheduler.schedule()
             if not retry.rows:
                 raise
-            return retry, self._runner.execute(retry)
+            return retry, self._runner.execute(retry, on_launch)
 
     # --- update -------------------------------------------------------------------------
 
-    def _update(self, schedule: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
+    def _update(self, schedule: SchedulerOutput, result: StepResult) -> None:
         now = time.monotonic()
         sampled = list(result.tokens)
+        if self._deciding or not all(result.finite):
+            self._drop_failed(schedule, result, sampled)
+        for row_index, position, entry in result.scored:
+            self._processor.score(schedule.rows[row_index].request, position, entry)
+        self._scheduler.update(schedule, sampled)
+        self._ready = self.settle()  # something is left where nothing was launched
+        self._unsettled = _Unsettled(schedule.rows, sampled, result.logprobs, now)
+        if self._deciding:
+            self._decide_rows(self._unsettled)
+
+    def _drop_failed(
+        self, schedule: SchedulerOutput, result: StepResult, sampled: list[int | None]
+    ) -> None:
+        """Fails the requests that cannot go on; what they sampled becomes None."""
         for index, row in enumerate(schedule.rows):
             failure = _failure(row, result.finite[index])
             if failure is not None:
                 sampled[index] = None
                 self._fail(row.request, failure)
-        for row_index, position, entry in result.scored:
-            self._processor.score(schedule.rows[row_index].request, position, entry)
-        self._scheduler.update(schedule, sampled)
-        outputs = []
-        for row, token, logprobs in zip(schedule.rows, sampled, result.logprobs, strict=True):
-            output = self._row_output(row, token, logprobs, now)
-            if output is not None:
-                outputs.append(output)
-        return outputs
 
-    def _row_output(
-        self, row: ScheduledRow, token: int | None, logprobs: TokenLogprobs | None, now: float
-    ) -> RequestOutput | None:
-        request = row.request
+    def _decide_rows(self, unsettled: _Unsettled) -> None:
+        """Looks at the text of the requests that it may end."""
+        for index, (row, token) in enumerate(zip(unsettled.rows, unsettled.tokens, strict=True)):
+            if token is not None and row.request.request_id in self._deciding:
+                unsettled.texts[index] = self._decide(row.request, token)
+
+    def _decide(self, request: Request, token: int) -> str:
+        """Takes the text of one token, and ends the request where that is its end."""
+        try:
+            text, matched = self._processor.token(request, token)
+            if matched is not None:
+                if request.is_finished:
+                    request.finish_reason = FinishReason.STOP
+                    request.stop_reason = matched
+                else:
+                    self._scheduler.finish(request, FinishReason.STOP, matched)
+            elif request.constraint is not None:
+                self._advance(request, request.constraint)
+            return text
+        except Exception as error:  # one request's text must not end the others
+            self._fail(request, f"{type(error).__name__}: {error}")
+            return ""
+
+    def _advance(self, request: Request, constraint: TokenConstraint) -> None:
+        """Ends a request whose output is complete; what is complete was not cut."""
+        constraint.advance(request.output_token_ids)
+        if not constraint.is_complete:
+            return
+        if request.finish_reason is FinishReason.LENGTH:
+            request.finish_reason = FinishReason.STOP
+        self._scheduler.finish(request, FinishReason.STOP)
+
+    def _row_output(self, unsettled: _Unsettled, index: int) -> RequestOutput | None:
+        request = unsettled.rows[index].request
         if request.request_id not in self._requests:
             return None
         try:
-            return self._emit(request, token, logprobs, now)
-        except Exception as error:  # one request's text must not end the others
+            return self._emit(request, unsettled, index)
+        except Exception as error:  # nor may what is made of it
             self._fail(request, f"{type(error).__name__}: {error}")
             self._processor.discard(request)
             return self._retire(request, make_output(request))
 
-    def _emit(
-        self, request: Request, token: int | None, logprobs: TokenLogprobs | None, now: float
-    ) -> RequestOutput | None:
-        text = ""
-        if token is not None:
-            text = self._take_token(request, token, now)
+    def _emit(self, request: Request, unsettled: _Unsettled, index: int) -> RequestOutput | None:
+        token, logprobs = unsettled.tokens[index], unsettled.logprobs[index]
         if token is None and not request.is_finished:
             return None
+        text = ""
+        if token is not None:
+            self._note_token(request, unsettled.now)
+            decided = unsettled.texts.get(index)
+            text = self._decide(request, token) if decided is None else decided
         prompt_logprobs = self._processor.take_prompt_logprobs(request)
         if request.is_finished:
             text += self._processor.finish(request)
@@ -277,30 +372,11 @@ class Engine:
         )
         return self._retire(request, output) if request.is_finished else output
 
-    def _take_token(self, request: Request, token: int, now: float) -> str:
+    def _note_token(self, request: Request, now: float) -> None:
         if request.times.first_token is None:
             request.times.first_token = now
         request.times.last_token = now
         self.metrics.on_tokens(request, 1, now)
-        text, matched = self._processor.token(request, token)
-        if matched is not None:
-            if request.is_finished:
-                request.finish_reason = FinishReason.STOP
-                request.stop_reason = matched
-            else:
-                self._scheduler.finish(request, FinishReason.STOP, matched)
-        elif request.constraint is not None:
-            self._advance(request, request.constraint)
-        return text
-
-    def _advance(self, request: Request, constraint: TokenConstraint) -> None:
-        """Ends a request whose output is complete; what is complete was not cut."""
-        constraint.advance(request.output_token_ids)
-        if not constraint.is_complete:
-            return
-        if request.finish_reason is FinishReason.LENGTH:
-            request.finish_reason = FinishReason.STOP
-        self._scheduler.finish(request, FinishReason.STOP)
 
     def _fail(self, request: Request, reason: str) -> None:
         if request.is_finished:
@@ -312,6 +388,7 @@ class Engine:
     def _retire(self, request: Request, output: RequestOutput) -> RequestOutput:
         request.times.finished = time.monotonic()
         self._requests.pop(request.request_id, None)
+        self._deciding.discard(request.request_id)
         self.metrics.on_finished(request)
         if not self._requests:
             kv = self._scheduler.kv
@@ -354,9 +431,15 @@ class Engine:
             preempted=len(schedule.preempted),
             step_seconds=seconds,
         )
-        recomputed = _num_recomputed(schedule)
-        if recomputed:
+        self._has_preempted |= bool(schedule.preempted)
+        if self._has_preempted and (recomputed := _num_recomputed(schedule)):
             self.metrics.on_recomputed(recomputed)
+
+
+def _note_scheduled(rows: Sequence[ScheduledRow], now: float) -> None:
+    for row in rows:
+        if row.request.times.first_scheduled is None:
+            row.request.times.first_scheduled = now
 
 
 def _failure(row: ScheduledRow, is_finite: bool) -> str | None:

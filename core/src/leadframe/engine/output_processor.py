@@ -1,7 +1,8 @@
 """Turns sampled tokens into text and outputs, and finds stop strings.
 
-It runs in the engine's thread, inside the step that sampled the token, so that a stop string
-ends a request in that very step: no token is computed past it, and its blocks are free at once.
+It runs in the engine's thread. A request with stop strings is looked at inside the step that
+sampled the token, so that one ends it in that very step: no token is computed past it, and its
+blocks are free at once. The others wait until the device has its next step.
 """
 
 from __future__ import annotations

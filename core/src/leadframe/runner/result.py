@@ -56,6 +56,9 @@ def read_result(schedule: SchedulerOutput, built: BuiltBatch, host: HostArrays) 
     if "finite" not in host:
         return result
     tokens, finite = host["tokens"].tolist(), host["finite"].tolist()
+    if schedule.num_decodes == len(rows) and "logprob" not in host and all(finite[: len(rows)]):
+        result.tokens = tokens[: len(rows)]
+        return result
     for index, row in enumerate(rows):
         if not row.samples:
             continue

@@ -28,6 +28,7 @@ _MAX_LATE_STEPS = 512
 """Steps kept for buckets that start-up did not prepare; most are little more than a closure."""
 
 OnCompiled = Callable[[Bucket, CompiledStep], None]
+OnLaunch = Callable[[], None]
 
 
 class ModelRunner:
@@ -106,8 +107,12 @@ class ModelRunner:
 
     # --- steps --------------------------------------------------------------------------
 
-    def execute(self, schedule: SchedulerOutput) -> StepResult:
+    def execute(self, schedule: SchedulerOutput, on_launch: OnLaunch) -> StepResult:
         """Runs one step.
+
+        Args:
+          schedule: its rows.
+          on_launch: called once the device has its work, before this waits for it.
 
         A draw that the candidates do not cover makes the step run again with a full sort: the
         same K and V go to the same slots, so running twice changes nothing else.
@@ -117,13 +122,13 @@ class ModelRunner:
         """
         assert self._builder is not None
         built = self._builder.build(schedule)
-        host = self._run(built.batch)
+        host = self._run(built.batch, on_launch)
         uncovered = _uncovered(schedule, host)
         if uncovered:
             for request in uncovered:
                 request.needs_sort = True
             built = self._builder.build(schedule)
-            host = self._run(built.batch)
+            host = self._run(built.batch, on_launch)
         return read_result(schedule, built, host)
 
     def scrub(self, block_ids: Sequence[int]) -> None:
@@ -141,9 +146,10 @@ class ModelRunner:
         self.release()
         self._weights = {}
 
-    def _run(self, batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
+    def _run(self, batch: StepBatch, on_launch: OnLaunch) -> dict[str, npt.NDArray[Any]]:
         step = self._step_for(batch.bucket)
         outputs, self._kv = step.run(batch, self._kv)
+        on_launch()
         return {name: self.backend.download(array) for name, array in outputs.items()}
 
     def _run_full(self, step: CompiledStep, bucket: Bucket) -> None:
