@@ -7,7 +7,6 @@ penalty has scaled.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
@@ -39,7 +38,8 @@ class LogitEdits:
         self._ids = np.zeros(_ROOM, np.int32)
         self._scale = np.ones(_ROOM, np.float32)
         self._add = np.zeros(_ROOM, np.float32)
-        self._counts: Counter[int] = Counter()
+        self._counts: dict[int, int] = {}
+        self._penalises = params.has_penalties
         self._num_read = 0
         self._register(params.allowed_token_ids or ())
         self._num_allowed = len(self._index)
@@ -110,31 +110,42 @@ class LogitEdits:
         return banned
 
     def _read_output(self) -> None:
+        """Counts what the request has sampled since; runs for each of its tokens."""
         fresh = self._request.output_token_ids[self._num_read :]
         self._num_read += len(fresh)
-        params = self._request.params
-        if not params.has_penalties:
+        if not self._penalises:
             return
-        self._register(fresh)
-        self._counts.update(fresh)
+        params, counts = self._request.params, self._counts
         for token in fresh:
-            penalty = params.frequency_penalty * self._counts[token] + params.presence_penalty
-            index = self._index[token]
+            index = self._index.get(token)
+            if index is None:
+                index = self._append(token)
+            count = counts[token] = counts.get(token, 0) + 1
+            penalty = params.frequency_penalty * count + params.presence_penalty
             self._add[index] = params.logit_bias.get(token, 0.0) - penalty
             self._scale[index] = params.repetition_penalty
+
+    def _append(self, token: int) -> int:
+        index = self._index[token] = len(self._index)
+        self._make_room(index + 1)
+        self._ids[index] = token
+        return index
 
     def _register(self, token_ids: Iterable[int]) -> None:
         start = len(self._index)
         for token in token_ids:
             self._index.setdefault(token, len(self._index))
         size = len(self._index)
+        self._make_room(size)
+        if size > start:
+            self._ids[start:size] = [*islice(reversed(self._index), size - start)][::-1]
+
+    def _make_room(self, size: int) -> None:
         if size > len(self._ids):
             room = 2 * size - len(self._ids)
             self._ids = np.append(self._ids, np.zeros(room, np.int32))
             self._scale = np.append(self._scale, np.ones(room, np.float32))
             self._add = np.append(self._add, np.zeros(room, np.float32))
-        if size > start:
-            self._ids[start:size] = [*islice(reversed(self._index), size - start)][::-1]
 
 
 def _leaves_any(mask: npt.NDArray[np.int32], banned: Iterable[int]) -> bool:

@@ -165,16 +165,22 @@ class SamplingStep:
         arrays.uniform[drawn] = self._rows.uniforms(self._table_rows[drawn], positions)
 
     def _fill_edits(self, arrays: StepArrays) -> None:
-        for row, ids, scale, add, keep_only in self._edits:
-            count = len(ids)
-            if not count:
-                continue
+        edits = [edit for edit in self._edits if len(edit[1])]
+        if not edits:
+            return
+        rows, *columns, keep_only = zip(*edits, strict=True)
+        chosen = list(rows)
+        counts = np.fromiter(map(len, columns[0]), np.int64, len(edits))
+        is_edit = np.arange(arrays.edit_ids.shape[1]) < counts[:, None]
+        firsts = np.cumsum(counts) - counts
+        targets = (arrays.edit_ids, arrays.edit_scale, arrays.edit_add)
+        for target, parts in zip(targets, columns, strict=True):
+            values = np.concatenate(parts)
             # Padding repeats the first edit: with keep_only, a harmless other id would be kept.
-            arrays.edit_ids[row] = ids[0]
-            arrays.edit_scale[row], arrays.edit_add[row] = scale[0], add[0]
-            arrays.edit_ids[row, :count] = ids
-            arrays.edit_scale[row, :count], arrays.edit_add[row, :count] = scale, add
-            arrays.keep_only[row] = keep_only
+            block = np.repeat(values[firsts, None], target.shape[1], axis=1)
+            block[is_edit] = values
+            target[chosen] = block
+        arrays.keep_only[chosen] = keep_only
 
     def _variant(self, wants_logits: bool) -> SampleVariant:
         if not wants_logits:
