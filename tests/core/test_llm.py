@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -64,6 +65,20 @@ def test_threads_share_one_engine(tiny_llm) -> None:
     for thread in threads:
         thread.join(60)
     assert [got[i] for i in range(4)] == expected
+
+
+def test_a_call_that_leaves_does_not_keep_the_last_output_of_another(tiny_llm) -> None:
+    llm = tiny_llm()
+    mail: deque = deque()
+    stays, _ = llm._add([1, 2, 3], SamplingParams(temperature=0, max_tokens=3), mail)
+    leaves, _ = llm._add([9] * 10, SamplingParams(temperature=0, max_tokens=90), deque())
+    live = llm.engine.parts.scheduler._requests
+    while stays in live:
+        llm._advance()
+    assert not any(output.finished for output in mail)
+    llm._forget([leaves])
+    assert mail[-1].finished
+    assert sum(len(output.token_ids) for output in mail) == 3
 
 
 @pytest.mark.parametrize("prompts", [["a", None], ["a", "\ud800"], ["a", [1.5]]])

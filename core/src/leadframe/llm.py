@@ -142,7 +142,7 @@ class LLM:
                 request_id, ids = self._add(prompt, own, mailbox)
                 text = prompt if isinstance(prompt, str) else None
                 completions[request_id] = Completion(request_id, ids, text)
-            for output in self._outputs(mailbox, len(completions)):
+            for output in self._outputs(mailbox, len(completions), self._advance):
                 completions[output.request_id].add(output)
                 if on_output is not None:
                     on_output(output)
@@ -170,7 +170,7 @@ class LLM:
         mailbox: deque[RequestOutput] = deque()
         request_id, _ = self._add(prompt, params or SamplingParams(), mailbox)
         try:
-            yield from self._outputs(mailbox, 1)
+            yield from self._outputs(mailbox, 1, self._step)
         finally:
             self._forget([request_id])
 
@@ -207,7 +207,9 @@ class LLM:
             self._mail[request_id] = mailbox
         return request_id, ids
 
-    def _outputs(self, mailbox: deque[RequestOutput], num_open: int) -> Iterator[RequestOutput]:
+    def _outputs(
+        self, mailbox: deque[RequestOutput], num_open: int, drive: Callable[[], None]
+    ) -> Iterator[RequestOutput]:
         """Yields what arrives for one call until its requests have ended; drives the engine."""
         while num_open:
             while mailbox:
@@ -215,24 +217,36 @@ class LLM:
                 num_open -= output.finished
                 yield output
             if num_open:
-                self._step(mailbox)
+                with self._lock:
+                    if mailbox:  # another thread's step brought something meanwhile
+                        continue
+                    if not self.engine.has_work:
+                        raise EngineDead("the engine was closed, or its request ended elsewhere")
+                    drive()
 
-    def _step(self, waiting: deque[RequestOutput]) -> None:
-        with self._lock:
-            if waiting:  # another thread's step brought something meanwhile
-                return
-            if not self.engine.has_work:
-                raise EngineDead("the engine was closed, or its request ended elsewhere")
-            for output in self.engine.step():
-                mailbox = self._mail.get(output.request_id)
-                if mailbox is not None:
-                    mailbox.append(output)
+    def _step(self) -> None:
+        """Runs a step and has what it sampled at once."""
+        self._post(self.engine.step())
+
+    def _advance(self) -> None:
+        """Runs a step while the outputs of the one before are made."""
+        self.engine.advance(self._post)
+        if not self.engine.has_work:
+            self._post(self.engine.settle())
+
+    def _post(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            mailbox = self._mail.get(output.request_id)
+            if mailbox is not None:
+                mailbox.append(output)
 
     def _forget(self, request_ids: Iterable[str]) -> None:
         with self._lock:
             for request_id in request_ids:
                 self._mail.pop(request_id, None)
                 self.engine.abort(request_id)
+            if not self.engine.has_work:  # nobody will drive the engine: others may wait for this
+                self._post(self.engine.settle())
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
