@@ -153,6 +153,7 @@ STOPS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, stop=["~n
 
 def test_outputs_come_after_the_next_launch_and_before_its_wait(tiny_llm, monkeypatch) -> None:
     engine = tiny_llm().engine
+    engine.overlaps = True
     expected = _drain_one(engine, "before", GREEDY)
     engine.add_request("a", PROMPTS[0], GREEDY)
     backend, events = engine.parts.backend, []
@@ -175,6 +176,19 @@ def test_outputs_come_after_the_next_launch_and_before_its_wait(tiny_llm, monkey
     assert _is_idle(engine)
 
 
+def test_a_device_that_is_not_asynchronous_delivers_each_step_at_once(tiny_llm) -> None:
+    """Its next step would be over before anybody saw the tokens of this one."""
+    engine = tiny_llm().engine
+    assert not engine.parts.backend.caps.asynchronous
+    engine.add_request("a", PROMPTS[0], GREEDY)
+    counts, delivered = [], []
+    while engine.has_work:
+        engine.advance(delivered.extend)
+        counts.append(sum(len(o.token_ids) for o in delivered))
+    assert counts == list(range(1, GREEDY.max_tokens + 1))
+    assert engine.settle() == []
+
+
 def _drain_one(engine: Engine, name: str, params: SamplingParams) -> list[int]:
     engine.add_request(name, PROMPTS[0], params)
     return [token for output in _drain(engine)[name] for token in output.token_ids]
@@ -184,6 +198,7 @@ def test_a_stop_string_ends_its_request_in_the_step_all_the_same(tiny_llm) -> No
     llm = tiny_llm()
     whole = llm.generate(PROMPTS[0], GREEDY)[0]
     engine, kv = llm.engine, llm.engine.parts.scheduler.kv
+    engine.overlaps = True
     pieces = [o.text for o in llm.stream(PROMPTS[0], GREEDY)]
     stop = next(text for text in pieces[2:] if text.strip())
     steps = next(i for i in range(1, 9) if stop in "".join(pieces[:i]))
@@ -204,6 +219,7 @@ def test_a_stop_string_ends_its_request_in_the_step_all_the_same(tiny_llm) -> No
 @pytest.mark.parametrize("params", [GREEDY, STOPS])
 def test_an_abort_loses_no_output_that_was_due(tiny_llm, params) -> None:
     engine = tiny_llm().engine
+    engine.overlaps = True
     for name, prompt in zip("ab", PROMPTS, strict=False):
         engine.add_request(name, prompt, params)
     delivered: list = []
@@ -222,6 +238,7 @@ def test_an_abort_loses_no_output_that_was_due(tiny_llm, params) -> None:
 
 def test_what_was_sampled_before_a_launch_failed_is_delivered(tiny_llm) -> None:
     engine = tiny_llm().engine
+    engine.overlaps = True
     engine.add_request("a", PROMPTS[0], GREEDY)
     delivered: list = []
     for _ in range(3):

@@ -69,6 +69,7 @@ def test_threads_share_one_engine(tiny_llm) -> None:
 
 def test_a_call_that_leaves_does_not_keep_the_last_output_of_another(tiny_llm) -> None:
     llm = tiny_llm()
+    llm.engine.overlaps = True
     mail: deque = deque()
     stays, _ = llm._add([1, 2, 3], SamplingParams(temperature=0, max_tokens=3), mail)
     leaves, _ = llm._add([9] * 10, SamplingParams(temperature=0, max_tokens=90), deque())

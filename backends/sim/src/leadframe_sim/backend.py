@@ -56,6 +56,7 @@ CAPS = Capabilities(
     attention_features=_FEATURES,
     deterministic=True,
     plain_weights=True,
+    asynchronous=True,
     simulated="simulated",
     why_not=_why_not,
 )

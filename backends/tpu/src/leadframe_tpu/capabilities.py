@@ -44,6 +44,7 @@ def capabilities(*, num_devices: int, is_interpreted: bool) -> Capabilities:
         max_graphs=MAX_PROGRAMS,
         tensor_parallel=num_devices,
         plain_weights=True,
+        asynchronous=not is_interpreted,
         simulated="interpreter" if is_interpreted else "",
         why_not=why_not,
     )

@@ -48,6 +48,7 @@ def capabilities(
         deterministic=True,
         batch_invariant=batch_invariant,
         plain_weights=True,
+        asynchronous=not is_interpreted,
         simulated="interpreter" if is_interpreted else "",
         why_not=why_not,
     )

@@ -90,6 +90,7 @@ def _capabilities(layer: DeviceLayer, kernels: NativeKernels | None) -> Capabili
         block_sizes=block_sizes,
         attention_features=features,
         graph="record" if layer.graphs is not None else "none",
+        asynchronous=not is_host,
         # the kernels are real, but not those of the silicon that this platform is named for
         simulated="simulated" if is_host else "",
         why_not=why_not,

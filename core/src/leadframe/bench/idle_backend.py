@@ -47,7 +47,7 @@ class IdleBackend(ReferenceBackend):
     @property
     def caps(self) -> Any:
         """Those of a device that records graphs: decode steps are padded as there."""
-        return replace(super().caps, graph="record")
+        return replace(super().caps, graph="record", asynchronous=True)
 
     def upload(
         self,

@@ -57,6 +57,9 @@ class Engine:
 
     Args:
       parts: what `leadframe.engine.startup.build_parts` made.
+
+    Attributes:
+      overlaps: outputs of a step are made while the device runs the next one.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -86,6 +89,7 @@ class Engine:
         self._seeds = random.Random(parts.config.seed)
         self._idle_steps = 0
         self._has_preempted = False
+        self.overlaps = parts.backend.caps.asynchronous
         self._closed = False
 
     @classmethod
@@ -200,7 +204,8 @@ class Engine:
 
         Outputs wait for the next launch, so that the device does not wait for them. Only text that
         decides the next schedule, by a stop string or a constraint, is looked at in its own step.
-        Call `settle` when no step follows.
+        Call `settle` when no step follows. A device that is not asynchronous would only make
+        clients wait: there outputs are delivered at the end of their own step.
 
         Args:
           deliver: takes outputs, in this thread.
@@ -224,6 +229,8 @@ class Engine:
         schedule, result = self._execute(schedule, on_launch)
         self._update(schedule, result)
         self._report_step(schedule, time.monotonic() - started)
+        if not self.overlaps:
+            deliver(self.settle())
 
     def settle(self) -> list[RequestOutput]:
         """Makes and returns the outputs that no step has delivered yet."""

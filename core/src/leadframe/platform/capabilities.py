@@ -84,6 +84,8 @@ class Capabilities:
       plain_weights: `upload` returns the same plain array for every role, so that a tied weight
         can be stored once. False where the "linear" role packs; then no definition takes the place
         of an `embed` or a `linear` of the backend's own.
+      asynchronous: `CompiledStep.run` returns while the device still works. The core then makes the
+        outputs of the step before in that time; False has them delivered before the next step.
       simulated: numbers of this backend say nothing about silicon (interpreters, simulators);
         the conformance report's evidence level takes this word: "interpreter" or "simulated".
       why_not: a reason why an `OpSpec` cannot be served, or None. Shown to the user.
@@ -103,5 +105,6 @@ class Capabilities:
     tensor_parallel: int = 1
     rank_processes: bool = False
     plain_weights: bool = False
+    asynchronous: bool = False
     simulated: Literal["", "interpreter", "simulated"] = ""
     why_not: Callable[[OpSpec], str | None] = field(default=_no_objection, compare=False)
