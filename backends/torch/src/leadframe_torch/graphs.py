@@ -43,38 +43,55 @@ class GraphFactory(Protocol):
 class ModuleGraphs:
     """Graphs of a torch device module with the interface that CUDA introduced.
 
-    All graphs of a factory share a memory pool: only one of them runs at a time.
+    All graphs of a factory share a memory pool: only one of them runs at a time. They share it
+    only if they are recorded on one stream, since an allocator keeps freed memory by stream; and
+    libraries keep a workspace for each stream that they have seen.
     """
 
     def __init__(self, device: torch.device, graph_type: str) -> None:
         self._device = device
         self._module: Any = torch.get_device_module(device)
         self._graph_type = graph_type
+        self._stream: Any = None
         self._pool: Any = None
+        self._open = 0
 
     def record(self, function: Callable[[], T]) -> tuple[Graph, T]:
         """Warms up on a side stream, then records."""
         module = self._module
-        stream = module.Stream(self._device)
-        stream.wait_stream(module.current_stream(self._device))
-        with module.stream(stream):
-            for _ in range(_WARM_UP_RUNS):
-                function()
-        module.current_stream(self._device).wait_stream(stream)
-        module.synchronize(self._device)
-        before = module.memory_reserved(self._device)
-        if self._pool is None:
+        self._warm_up(function)
+        if not self._open:
+            # An allocator refuses a pool whose graphs are all gone while its memory is not.
             self._pool = module.graph_pool_handle()
         graph = getattr(module, self._graph_type)()
-        with module.graph(graph, pool=self._pool, stream=stream):
+        # What warming up has left is no part of the graph, and recording would give it back.
+        module.empty_cache()
+        before = module.memory_reserved(self._device)
+        with module.graph(graph, pool=self._pool, stream=self._stream):
             result = function()
         grown = module.memory_reserved(self._device) - before
-        return _ModuleGraph(graph, max(0, grown)), result
+        self._open += 1
+        return _ModuleGraph(graph, max(0, grown), self._closed), result
+
+    def _warm_up(self, function: Callable[[], Any]) -> None:
+        module, device = self._module, self._device
+        if self._stream is None:
+            self._stream = module.Stream(device)
+        self._stream.wait_stream(module.current_stream(device))
+        with module.stream(self._stream):
+            for _ in range(_WARM_UP_RUNS):
+                function()
+        module.current_stream(device).wait_stream(self._stream)
+        module.synchronize(device)
+
+    def _closed(self) -> None:
+        self._open -= 1
 
 
 class _ModuleGraph:
-    def __init__(self, graph: Any, held: int) -> None:
+    def __init__(self, graph: Any, held: int, on_close: Callable[[], None]) -> None:
         self._graph, self.bytes = graph, held
+        self._on_close: Callable[[], None] | None = on_close
 
     def replay(self) -> None:
         self._graph.replay()
@@ -82,3 +99,6 @@ class _ModuleGraph:
     def close(self) -> None:
         self._graph.reset()
         self.bytes = 0
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None
