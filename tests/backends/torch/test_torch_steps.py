@@ -1,5 +1,6 @@
 """Steps: eager, recorded with a pretended graph, and traced by torch.compile."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -97,6 +98,22 @@ def test_an_eager_step_owns_its_inputs(parts):
     assert (step.bytes, step.compile_seconds, step.capture_seconds) == (0, 0, 0)
     assert step.cache_hit is None
     step.close()
+
+
+def test_an_eager_step_holds_no_memory_between_runs(parts):
+    """Engines keep hundreds of them, for sizes that may never come again."""
+    backend, kv, weights = parts()
+    inputs = []
+
+    def step(weights, kv, arrays):
+        inputs.append(weakref.ref(arrays.block_table))
+        return {"tokens": arrays.token_ids + 1}, kv
+
+    compiled = backend.compile(step, BUCKET, weights, kv)
+    outputs, _ = compiled.run(_batch(token_ids=[1, 2, 3]), kv)
+    assert outputs["tokens"].tolist() == [2, 3, 4]
+    assert compiled.bytes == 0
+    assert inputs[0]() is None
 
 
 def test_a_recorded_step_is_called_once_and_replayed(parts):

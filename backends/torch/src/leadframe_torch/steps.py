@@ -45,7 +45,8 @@ def _upload(batch: StepBatch, device: torch.device) -> tuple[Tensor, Tensor]:
 class FunctionStep:
     """A step that runs as Python: eagerly, or through a compiled version of the function.
 
-    It holds no memory, so that many may be kept.
+    It holds nothing on the device between runs: an engine keeps hundreds of steps of exact sizes,
+    whose block tables may be megabytes each.
 
     Attributes:
       function: what a run calls.
