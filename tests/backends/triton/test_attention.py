@@ -124,6 +124,24 @@ def test_idle_cores_split_long_contexts(context):
     assert split_of(idle, 8, 300, 64)[0] == 2, "no split of less than the minimum"
 
 
+@pytest.mark.parametrize(("programs", "splits"), [(8, 33), (32, 8), (64, 4), (128, 2), (136, 5), (200, 5), (256, 1)])  # fmt: skip  # noqa: E501
+def test_splits_fill_whole_waves(context, programs, splits):
+    """264 places on 132 cores: 9 splits of 32 programs would leave 24 for a wave of their own."""
+    from leadframe_triton.attention import split_of
+
+    cores = replace(context, num_cores=132)
+    assert split_of(cores, programs, 16_000, 64)[0] == splits
+
+
+def test_no_program_takes_a_long_row_alone(context):
+    """Among 64 rows of which one is long, the others keep the device busy for a moment only."""
+    from leadframe_triton.attention import split_of
+
+    cores = replace(context, num_cores=132)
+    assert split_of(cores, 512, 131_072, 64)[0] == 8
+    assert split_of(cores, 512, 16_384, 64)[0] == 1
+
+
 def test_fixed_splits_ignore_the_batch(context):
     from leadframe_triton.attention import split_of
 

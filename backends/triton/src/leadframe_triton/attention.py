@@ -22,7 +22,13 @@ from leadframe_triton.tiles import Kind, Tile, padded_head_dim
 MIN_SPLIT_TOKENS = 256
 """A program of split decode that takes fewer keys costs more in partials than it saves."""
 
+MOST_SPLIT_TOKENS = 16384
+"""A row of many more keys would keep one program busy long after its neighbours are done."""
+
 MAX_SPLITS = 64
+_FULL = 0.85
+"""The least share of the device's places that a wave of split decode should take."""
+_MOST_WAVES = 4
 _COMBINE_SPLITS = 16
 _COPY_ELEMENTS = 4096
 _APPEND_ELEMENTS = 2048
@@ -222,8 +228,21 @@ def split_of(c: LaunchContext, programs: int, context: int, block_n: int) -> tup
         size = ceil_div(c.split_tokens, block_n) * block_n
         return ceil_div(context, size), size
     size = ceil_div(MIN_SPLIT_TOKENS, block_n) * block_n
-    wanted = ceil_div(2 * c.cores, programs) if programs < 1.6 * c.cores else 1
-    return max(1, min(wanted, ceil_div(context, size), MAX_SPLITS)), size
+    most = max(1, min(ceil_div(context, size), MAX_SPLITS))
+    splits = _filling_splits(2 * c.cores, programs, most)
+    return max(splits, min(most, ceil_div(context, MOST_SPLIT_TOKENS))), size
+
+
+def _filling_splits(places: int, programs: int, most: int) -> int:
+    """Splits that fill whole waves of `places` programs: a wave with few takes as long as one."""
+    splits = 1
+    if programs >= 0.8 * places:
+        return splits
+    for waves in range(1, _MOST_WAVES + 1):
+        splits = min(most, waves * places // programs)
+        if splits == most or splits * programs >= _FULL * waves * places:
+            break
+    return splits
 
 
 def _partials(q: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
