@@ -65,6 +65,75 @@ def test_choices_of_several_keys_share_the_file(tuner, tmp_path):
     assert all(len(entry["seconds"]) == len(CANDIDATES) for entry in stored.values())
 
 
+def test_products_of_one_architecture_choose_for_themselves(tuner, monkeypatch):
+    from leadframe_triton import tuning
+
+    tuner(Timer())(ARCH, KEY)
+    monkeypatch.setattr(tuning, "chip_name", lambda device: "NVIDIA H20")
+    timer = Timer()
+    tuner(timer)(ARCH, KEY)
+    assert timer.calls == len(CANDIDATES)
+
+
+class PretendDevice:
+    """A device module whose clock is the number of launches, an hour for the first of a row."""
+
+    def __init__(self):
+        self.launches = 0
+        self.current = 0
+
+    def current_stream(self, device):
+        return None
+
+    def current_device(self):
+        return self.current
+
+    def set_device(self, index):
+        self.current = index
+
+    def Event(self, enable_timing):
+        module = self
+
+        class Event:
+            def record(self, stream):
+                self.time = module.launches
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, end):
+                return 3600.0 + end.time - self.time
+
+        return Event()
+
+
+@pytest.fixture
+def timer(monkeypatch):
+    module = PretendDevice()
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    from leadframe_triton.measure import DeviceTimer
+
+    return module, DeviceTimer(torch.device("cuda", 1))
+
+
+def test_launches_are_timed_behind_others(timer):
+    """One alone would be timed from when the host begins to launch it."""
+    module, time_tile = timer
+
+    def launch():
+        module.launches += 1
+
+    assert time_tile._shortest(launch) < 3.601 / 4
+
+
+def test_tiles_are_timed_on_the_backends_device(timer):
+    module, time_tile = timer
+    context = time_tile.context(ARCH, CANDIDATES[0])
+    context.options()
+    assert module.current == 1
+    assert context.choose_tile(ARCH, KEY) == CANDIDATES[0]
+
+
 def test_without_measuring_the_default_holds(tuner, tmp_path):
     assert tuner(measure=False)(ARCH, KEY) == CANDIDATES[0]
     assert not (tmp_path / "made").exists()

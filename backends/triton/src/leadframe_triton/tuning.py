@@ -33,11 +33,22 @@ def cache_path() -> Path:
     return cache_root() / _FILE
 
 
-def key_text(arch: Arch, key: TileKey) -> str:
-    """The name of a choice on disk. Another Triton compiles other code: it is part of it."""
+def chip_name(device: torch.device) -> str:
+    """The product, as its driver calls it."""
+    if device.type == "cpu":
+        return "host"
+    return str(torch.get_device_module(device).get_device_name(device))
+
+
+def key_text(arch: Arch, chip: str, key: TileKey) -> str:
+    """The name of a choice on disk. Another Triton compiles other code: it is part of it.
+
+    So is the product: those of one architecture differ in cores and bandwidth, and may share a
+    home directory.
+    """
     window = " window" if key.windowed else ""
     return (
-        f"{arch.name} triton-{triton.__version__} {key.kind} D{key.head_dim} G{key.group} "
+        f"{arch.name} ({chip}) triton-{triton.__version__} {key.kind} D{key.head_dim} G{key.group} "
         f"bytes{key.element_bytes} block{key.block_size}{window}"
     )
 
@@ -61,6 +72,7 @@ class TileTuner:
         timer: Measure | None = None,
     ) -> None:
         self._device, self._measure = device, measure
+        self._chip = chip_name(device)
         self._path = path or cache_path()
         self._timer = timer
         # Keyed by plain tuples: a traced step looks tiles up, and traces nothing else.
@@ -81,7 +93,7 @@ class TileTuner:
 
     def _stored(self, arch: Arch, key: TileKey) -> Tile | None:
         """A stored choice, if it is still among the candidates."""
-        stored = _read(self._path).get(key_text(arch, key), {}).get("tile")
+        stored = _read(self._path).get(key_text(arch, self._chip, key), {}).get("tile")
         candidates = tiles_for(arch, key.kind, key.head_dim, key.element_bytes)
         return next((tile for tile in candidates if tile.as_dict() == stored), None)
 
@@ -90,9 +102,15 @@ class TileTuner:
         candidates = tiles_for(arch, key.kind, key.head_dim, key.element_bytes)
         seconds = {tile: timer(arch, key, tile) for tile in candidates}
         best = min(candidates, key=lambda tile: seconds[tile])
-        _LOG.info("tile for %s: %s (%.1f us)", key_text(arch, key), best, 1e6 * seconds[best])
+        _LOG.info(
+            "tile for %s: %s (%.1f us)", key_text(arch, self._chip, key), best, 1e6 * seconds[best]
+        )
         timings = {str(tile): value for tile, value in seconds.items()}
-        _store(self._path, key_text(arch, key), {"tile": best.as_dict(), "seconds": timings})
+        _store(
+            self._path,
+            key_text(arch, self._chip, key),
+            {"tile": best.as_dict(), "seconds": timings},
+        )
         return best
 
     def _device_timer(self) -> Measure:
