@@ -16,6 +16,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--report", type=Path, required=True)
     made.add_argument("--device", default="cuda")
+    made.add_argument("--warm", action="store_true", help="only compile what will be measured")
     made.add_argument("--toy", action="store_true", help="sizes that an interpreter can run")
     return made
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_common import Clock, Report, parser, prepare
@@ -57,20 +57,22 @@ PROBLEMS = (
     Problem(1, 2048, 16384),
     Problem(1, 8192, 8192, dim=64),
 )
+FLEX = PROBLEMS[6]
+"""The one on which flex attention runs too: it takes seconds to compile."""
 TOYS = (Problem(2, 1, 64, 4, 2, 64), Problem(1, 1, 600, 2, 1, 64), Problem(1, 40, 64, 4, 2, 64))
 
 
 class Bench:
     """Tensors and timings of one device."""
 
-    def __init__(self, device: str, toy: bool) -> None:
+    def __init__(self, device: str, toy: bool, *, tune: bool = True) -> None:
         import torch
 
         from leadframe.platform import Limits
         from leadframe.platform.selection import create_backend, select_device
 
         self.toy = toy
-        options = {} if toy else {"tune": "on"}
+        options = {"tune": "on"} if tune and not toy else {}
         self.backend: Any = create_backend(select_device(device, os.environ), options, Limits())
         self.device = torch.device("cpu" if toy else "cuda")
         self.dtype = torch.float16 if toy else torch.bfloat16
@@ -113,6 +115,21 @@ class Bench:
         arrays, q, kv = self.tensors(problem, 16)
         attention = self.backend.ops["attention"]
         return self.clock.seconds(lambda: attention(q, kv, arrays, params))
+
+    def compile_tiles(self, problem: Problem) -> None:
+        """Launches every tile of a problem's shape on a few keys, split and not."""
+        from leadframe.platform.capabilities import AttnParams
+        from leadframe_triton.attention import attention
+        from leadframe_triton.tiles import tiles_for
+
+        launches = self.backend.unguarded.launches
+        kind = "decode" if problem.new == 1 else "ragged"
+        for context in (32, 600):
+            few = replace(problem, rows=1, new=min(problem.new, 32), context=context)
+            arrays, q, kv = self.tensors(few, 16)
+            for tile in tiles_for(launches.arch, kind, problem.dim, 2):
+                one = replace(launches, choose_tile=lambda arch, key, tile=tile: tile)
+                attention(one, q, kv, arrays, AttnParams.of(problem.dim**-0.5))
 
     def sdpa(self, problem: Problem) -> float:
         """Seconds of torch's scaled_dot_product_attention on contiguous keys, without paging."""
@@ -181,7 +198,7 @@ def measure(bench: Bench, report: Report, problem: Problem, copy: float, peak: f
     rows: dict[str, Any] = report.values.setdefault("problems", {})
     row: dict[str, Any] = {}
     rows[problem.name] = row
-    peers = ["sdpa", "varlen"] + (["flex"] if problem is PROBLEMS[6] else [])
+    peers = ["sdpa", "varlen"] + (["flex"] if problem is FLEX else [])
     for name in ("ours", *peers):
         try:
             row[f"{name}_microseconds"] = round(1e6 * getattr(bench, name)(problem), 1)
@@ -203,10 +220,22 @@ def measure(bench: Bench, report: Report, problem: Problem, copy: float, peak: f
     report.put()
 
 
+def warm(args: Any) -> None:
+    """Compiles every tile that tuning may choose, and leaves it in the caches on disk."""
+    bench = Bench(args.device, args.toy, tune=False)
+    for problem in TOYS if args.toy else PROBLEMS:
+        bench.compile_tiles(problem)
+    if not args.toy:
+        bench.flex(FLEX)
+    bench.backend.close()
+
+
 def main() -> None:
     """Measures the roofs, then every problem."""
     args = parser(__doc__).parse_args()
     prepare(args.device)
+    if args.warm:
+        return warm(args)
     report = Report(args.report)
     bench = Bench(args.device, args.toy)
     copy = report.attempt("copy_bytes_per_second", bench.copy_bandwidth) or 1.0
@@ -214,6 +243,7 @@ def main() -> None:
     for problem in TOYS if args.toy else PROBLEMS:
         measure(bench, report, problem, copy, peak)
     bench.backend.close()
+    return None
 
 
 if __name__ == "__main__":

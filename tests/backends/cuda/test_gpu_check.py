@@ -98,6 +98,78 @@ def test_the_kit_takes_no_interpreter_in_the_devices_place(gpu_check, monkeypatc
     assert ["--require-hardware" in command for command in started] == [True, False]
 
 
+def test_later_stages_are_compiled_while_the_kit_computes(gpu_check, monkeypatch, tmp_path):
+    """And no longer: what looks at memory, or is timed, finds nobody else on the GPU."""
+    events = []
+
+    class Process:
+        def __init__(self, name):
+            self.name, self.returncode = name, 0 if name != "warm engine" else 1
+
+    def start_kit(plan, cases, index):
+        events.append(f"start {cases[0]}")
+        return Process("kit"), tmp_path / "absent"
+
+    def warm_up(plan, name, *arguments):
+        events.append(f"start warm {name}")
+        return Process(f"warm {name}")
+
+    def wait(process, seconds):
+        events.append(f"end {process.name}")
+        return True
+
+    monkeypatch.setattr(gpu_check, "_start_kit", start_kit)
+    monkeypatch.setattr(gpu_check, "_start_warm_up", warm_up)
+    monkeypatch.setattr(gpu_check, "_wait", wait)
+    monkeypatch.setattr(gpu_check, "_merge_kit", lambda out, *rest: None)
+    plan = gpu_check.Plan("cuda", False, tmp_path, time.monotonic() + 100)
+    out = gpu_check.kit(plan, 50.0)
+    alone = events.index("start C.")
+    assert events[0] == "start warm roofline"
+    assert max(events.index("end warm roofline"), events.index("end warm engine")) < alone
+    assert events.count("end warm engine") == 2
+    assert out["warm"] == 1, "of three, the two engines failed; nothing else is lost with them"
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("name", ["roofline", "engine"])
+def test_warming_up_measures_nothing(tmp_path, name):
+    report = tmp_path / "report.json"
+    command = [sys.executable, str(BENCH / f"gpu_{name}.py"), "--warm", "--toy"]
+    command += ["--report", str(report), "--device", "cuda:interpreter"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert not report.exists()
+
+
+def test_timed_requests_outlast_the_timing(monkeypatch):
+    """One that ended early would leave a smaller last batch, which the host's gap is taken from."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import gpu_engine
+
+    added = []
+
+    class Engine:
+        num_waiting = 0
+
+        def add_request(self, name, ids, params):
+            added.append(params.max_tokens)
+
+        def step(self):
+            pass
+
+        def abort_all(self):
+            pass
+
+    bench = gpu_engine.EngineBench.__new__(gpu_engine.EngineBench)
+    bench.engine, bench._ids, bench._max_model_len = Engine(), iter(range(9)), 4096
+    monkeypatch.setattr(bench, "_all_decode", lambda: True)
+    monkeypatch.setattr(bench, "host_gap", lambda seconds: None)
+    bench.decode(3, 512, 40)
+    assert added == [4096 - 512] * 3
+
+
 def test_what_it_started_ends_with_it(gpu_check, tmp_path):
     code = (
         "import importlib.util, pathlib, signal, sys, atexit, time\n"
