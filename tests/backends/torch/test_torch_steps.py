@@ -200,6 +200,8 @@ def test_steps_without_capture_are_not_recorded(parts):
     [
         (torch.OutOfMemoryError("CUDA out of memory"), DeviceOOM),
         (torch.AcceleratorError("an illegal memory access"), DeviceLost),
+        (torch.AcceleratorError("CUDA error: out of memory"), DeviceOOM),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling ..."), DeviceOOM),
     ],
 )
 def test_what_fails_in_a_step_is_an_error_of_the_contract(parts, graphs, raised, expected):

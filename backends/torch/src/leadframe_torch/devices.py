@@ -102,7 +102,12 @@ class AcceleratorLayer:
             self._module.empty_cache()
 
 
-_OOM_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+_OOM_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "STATUS_ALLOC_FAILED",  # cuBLAS and its like, for a workspace
+)
 _LOST_ERRORS: tuple[type[BaseException], ...] = tuple(
     error for name in ("AcceleratorError",) if (error := getattr(torch, name, None)) is not None
 )
@@ -126,9 +131,10 @@ def device_errors(layer: DeviceLayer, held: Holdings, phase: str, requested: int
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise DeviceOOM(requested, layer.memory(held).free, phase) from error
-    except _LOST_ERRORS as error:
-        raise DeviceLost(f"{layer.device} failed during {phase}: {error}") from error
     except RuntimeError as error:
+        # Memory first: a driver that has none left for a graph says so as it tells other failures.
         if any(words in str(error) for words in _OOM_WORDS):
             raise DeviceOOM(requested, layer.memory(held).free, phase) from error
+        if isinstance(error, _LOST_ERRORS):
+            raise DeviceLost(f"{layer.device} failed during {phase}: {error}") from error
         raise
