@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -67,6 +68,58 @@ def test_default_tiles_meet_the_limits(toolbox, target):
         if row.kernel in ("ragged_attention", "decode_attention"):
             assert row.shared_bytes > 0
             assert row.tensor_cores
+
+
+@pytest.fixture(scope="module")
+def main_loop(toolbox):
+    """The loop over unmasked keys of a default tile, as Triton's last IR before LLVM's has it."""
+
+    def read(target, kind, **settings):
+        arch = toolbox.archs[target]
+        tile = toolbox.tiles.tiles_for(arch, kind, 128, 2)[0]
+        cases = toolbox.cases
+        case = cases._attention(
+            kind, 128, "bfloat16", tile, cases._PLAIN, "bfloat16", True, **settings
+        )
+        with toolbox.driver.compile_only(arch) as recorder:
+            case.launch(toolbox.run.LaunchContext(arch), 0)
+        text = recorder.take()[0].compiled.asm["ttgir"]
+        return text[text.index("scf.for") :].split("scf.yield")[0:2]
+
+    return read
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", ["ragged", "decode"])
+@pytest.mark.parametrize("target", ["sm_89", "sm_90", "gfx942", "gfx950"])
+def test_block_tables_are_read_ahead(main_loop, target, kind):
+    """K's address comes from the table: a loop that reads both in one turn waits for both."""
+    body, results = main_loop(target, kind, num_blocks=1 << 18)
+    loads = re.findall(r"%(\w+) = (?:tt\.load|amdg\.buffer_load) .*i32\b", body)
+    carried = results.splitlines()[0]
+    assert all(f"%{name}," in carried or f"%{name} :" in carried for name in loads)
+    assert loads or re.search(r"async_copy_global_to_local .*<i32>", body)
+
+
+@pytest.mark.timeout(240)
+def test_amds_code_for_large_caches_is_checked(toolbox):
+    """Below 2 GiB a tensor is addressed by 32-bit offsets, above it is not: other code."""
+    from leadframe_triton.compile_check.cases import cases_for
+
+    for matrix in ("standard", "full"):
+        found = [c for c in cases_for(toolbox.archs["gfx942"], matrix) if "kv:large" in str(c)]
+        assert {c.kernel for c in found} == {"ragged_attention", "decode_attention"}
+    rows = list(toolbox.run.check(toolbox.archs["gfx942"], found[-1:]))
+    assert [row.problems for row in rows] == [()] * len(rows)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("dim", [64, 256])
+def test_tiles_of_a_chip_that_ci_does_not_print(toolbox, dim):
+    """The family of workstations and of inference cards: less shared memory, 64 K registers."""
+    tiles = toolbox.tiles.tiles_for(toolbox.archs["sm_89"], "ragged", dim, 2)
+    for tile in tiles:
+        assert problems_of(toolbox, "sm_89", attention_case(toolbox, "ragged", dim, tile)) == []
 
 
 @pytest.mark.timeout(240)

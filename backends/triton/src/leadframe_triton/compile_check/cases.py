@@ -27,6 +27,8 @@ _HALF: Final = ("bfloat16", "float16")
 _PLAIN: Final = AttnParams.of(0.125)
 _FEATURES: Final = AttnParams.of(0.125, window=512, softcap=30.0)
 _KV_HEADS, _GROUP, _BLOCK_SIZE, _NUM_BLOCKS = 8, 4, 16, 512
+_LARGE_BLOCKS: Final = 1 << 18
+"""A layer of more than 2 GiB: Triton addresses smaller tensors by 32-bit offsets on AMD."""
 
 _RAGGED: Final = ((77, 5, 0, 9), (1024, 16, 0, 64))
 _DECODE: Final = ((96, 96, 96, 33), (256, 256, 256, 128))
@@ -83,6 +85,9 @@ def _tiles(arch: Arch, kind: Kind, dim: int, dtype: str) -> Iterator[Case]:
         is_main = dtype == "bfloat16" and (place == 0 or dim in (64, 128, 256)) and dim != 96
         is_wide = dtype == "float32" and dim == 64
         yield _attention(kind, dim, dtype, tile, _PLAIN, dtype, is_main or is_wide)
+        if dtype == "bfloat16" and arch.vendor == "hip":
+            is_main = place == 0 and dim == 128
+            yield _attention(kind, dim, dtype, tile, _PLAIN, dtype, is_main, _LARGE_BLOCKS)
         if dtype != "float16":
             is_main = dtype == "bfloat16" and place == 0 and dim in (128, 256)
             yield _attention(kind, dim, dtype, tile, _FEATURES, dtype, is_main)
@@ -96,15 +101,18 @@ def _attention(
     params: AttnParams,
     kv_dtype: str,
     in_standard: bool,
+    num_blocks: int = _NUM_BLOCKS,
 ) -> Case:
     def launch(c: LaunchContext, variant: int) -> None:
         c = replace(c, choose_tile=lambda arch, key: tile)
         for sizes in (_RAGGED,) if kind == "ragged" else (_DECODE, _SPLIT):
             arrays = _arrays(*sizes[variant])
             q = _empty(arrays.bucket.num_tokens, _KV_HEADS * _GROUP, dim, dtype=dtype)
-            attention.attention(c, q, _cache(dim, kv_dtype), arrays, params)
+            attention.attention(c, q, _cache(dim, kv_dtype, num_blocks), arrays, params)
 
     words = [dtype, f"D{dim}", *sorted(params.features), str(tile)]
+    if num_blocks == _LARGE_BLOCKS:
+        words.insert(1, "kv:large")
     if kv_dtype != dtype:
         words.insert(1, f"kv:{kv_dtype}")
     return Case(f"{kind}_attention", " ".join(words), launch, dtype != "float32", dim, in_standard)
@@ -210,8 +218,8 @@ def _empty(*shape: int, dtype: str) -> Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
 
-def _cache(dim: int, dtype: str) -> Tensor:
-    return _empty(2, _NUM_BLOCKS, _BLOCK_SIZE, _KV_HEADS, dim, dtype=dtype)
+def _cache(dim: int, dtype: str, num_blocks: int = _NUM_BLOCKS) -> Tensor:
+    return _empty(2, num_blocks, _BLOCK_SIZE, _KV_HEADS, dim, dtype=dtype)
 
 
 def _arrays(num_tokens: int, num_seqs: int, num_decodes: int, num_blocks: int) -> StepArrays:
