@@ -91,6 +91,18 @@ def main_loop(toolbox):
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["ragged", "decode"])
+def test_a_score_is_multiplied_once(toolbox, main_loop, kind):
+    """By the scale and log2(e) together: they are two constants of a launch."""
+    arch = toolbox.archs["sm_90"]
+    tile = toolbox.tiles.tiles_for(arch, kind, 128, 2)[0]
+    body, _ = main_loop("sm_90", kind)
+    scores = f"tensor<{tile.block_m}x{tile.block_n}xf32"
+    products = [line for line in body.splitlines() if "arith.mulf" in line and scores in line]
+    assert len(products) == 1
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", ["ragged", "decode"])
 @pytest.mark.parametrize("target", ["sm_89", "sm_90", "gfx942", "gfx950"])
 def test_block_tables_are_read_ahead(main_loop, target, kind):
     """K's address comes from the table: a loop that reads both in one turn waits for both."""

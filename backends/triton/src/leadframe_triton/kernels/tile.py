@@ -32,11 +32,14 @@ def _load(
 @triton.jit
 def _scores(q, k, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     """Scaled and capped scores [BLOCK_M, BLOCK_N], times log2(e)."""
-    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale
+    scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+    # What does not change from score to score is multiplied first, and so outside of the loop.
     if HAS_SOFTCAP:
         # tanh(x) = 1 - 2 / (exp(2x) + 1), with exp in base 2; 2.885390... = 2 log2(e).
-        scores = softcap - 2 * softcap / (tl.exp2(scores / softcap * 2.8853900817779268) + 1)
-    return scores * 1.4426950408889634
+        doubled = tl.exp2(scores * (scale / softcap * 2.8853900817779268))
+        capped = 1.0 - 2.0 / (doubled + 1)
+        return capped * (softcap * 1.4426950408889634)
+    return scores * (scale * 1.4426950408889634)
 
 
 @triton.jit
