@@ -97,7 +97,7 @@ _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ("cdna", "ragged"): (
         (64, (Tile(128, 64, 4, 3), Tile(64, 64, 4, 3))),
         (128, (Tile(128, 32, 4, 3), Tile(64, 32, 4, 3))),
-        (256, (Tile(64, 32, 4, 1), Tile(32, 32, 4, 1))),
+        (256, (Tile(64, 32, 8, 1), Tile(32, 32, 4, 1))),
     ),
     ("cdna", "decode"): (
         (64, (Tile(16, 64, 4, 3), Tile(16, 64, 2, 3))),
