@@ -166,7 +166,8 @@ def test_every_step_of_a_start_is_begun_before_one_is_waited_for():
     backend = CompilesBehindTheCall()
     runner = ModelRunner(guard(backend), None, {}, None)
     buckets = [replace(BATCH.bucket, num_blocks=width) for width in (1, 2, 3)]
-    runner.configure(SimpleNamespace(all_buckets=lambda: buckets), None)
+    policy = SimpleNamespace(all_buckets=lambda: buckets, common_buckets=list)
+    runner.configure(policy, None)
     asked = []
     assert runner.prepare(lambda bucket, step: asked.append((bucket, step.bytes))) == 3
     assert backend.events[:3] == ["compile"] * 3
