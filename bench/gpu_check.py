@@ -55,7 +55,7 @@ class Plan:
 _ATTENTION = {
     "features": ("window", "softcap"),
     "shapes": ("dim", "gqa", "edges"),
-    "types": ("block", "float", "bfloat"),
+    "types": ("block", "float", "bfloat", "kv", "other"),
     "poison": ("poison", "null", "large"),
     "layouts": ("decode", "prefill", "chunked", "mixed", "one", "shared", "long"),
 }
@@ -64,7 +64,7 @@ _ATTENTION = {
 KIT_WAVES: tuple[tuple[tuple[str, ...], ...], ...] = (
     # Groups that only compute may share the GPU; memory and failures want it alone.
     (
-        ("A.", "I.", "J."),
+        ("A.", "I.", "J.", "B.ranks"),
         *(tuple(f"B.attention[{part}" for part in parts) for parts in _ATTENTION.values()),
         ("B.exact",),
         ("B.layer",),

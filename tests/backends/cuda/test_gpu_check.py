@@ -156,7 +156,7 @@ def test_timed_requests_outlast_the_timing(monkeypatch):
         def add_request(self, name, ids, params):
             added.append(params.max_tokens)
 
-        def step(self):
+        def advance(self, deliver):
             pass
 
         def abort_all(self):

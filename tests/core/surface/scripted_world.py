@@ -17,6 +17,7 @@ from leadframe.kv_cache import KVCacheManager
 from leadframe.metrics import EngineMetrics, StartupLedger
 from leadframe.models import ModelInfo
 from leadframe.models.info import GenerationDefaults
+from leadframe.platform import Capabilities
 from leadframe.runner.result import StepResult
 from leadframe.scheduler import Scheduler
 from leadframe.server.lifecycle import Server, bind
@@ -81,7 +82,8 @@ class ScriptedRunner:
         self.num_steps = 0
         self.error = None
 
-    def execute(self, schedule):
+    def execute(self, schedule, on_launch):
+        on_launch()
         self.gate.wait()
         if self.error is not None:
             raise self.error
@@ -117,6 +119,8 @@ def entry(token, count):
 
 
 class NoBackend:
+    caps = Capabilities(family="scripted", asynchronous=True)
+
     def close(self):
         pass
 
