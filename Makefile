@@ -41,7 +41,7 @@ imports: $(VENV)/.dev
 	@$(BIN)/lint-imports
 
 unit: $(VENV)/.dev  ## the tests that need no environment of their own, in up to four processes
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not triton_interp and not triton_aot and not tpu_aot and not gpu and not ipex and not lane" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --maxprocesses 4 --dist worksteal -m "not triton_interp and not triton_aot and not tpu_aot and not gpu and not ipex and not lane" $(ARGS)
 
 triton: $(VENV)/.dev  ## the Triton kernels in the interpreter, then compiled without a GPU
 	@OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest -q -m triton_interp tests/backends

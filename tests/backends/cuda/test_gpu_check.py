@@ -156,6 +156,9 @@ def test_timed_requests_outlast_the_timing(monkeypatch):
         def add_request(self, name, ids, params):
             added.append(params.max_tokens)
 
+        def step(self):
+            pass
+
         def advance(self, deliver):
             pass
 
