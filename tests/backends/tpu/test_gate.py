@@ -76,6 +76,9 @@ def test_copies_of_weights_are_found_but_not_fetches_on_chip():
     weight = "weights__embed__.1"
     assert problems(line.format("", weight)) == ["copy of a whole weight (512, 4096)"]
     assert problems(line.format("S(1)", weight)) == []
+    stored = "%weights__embed__.1 = bf16[512,4096]{{{}:T(8,128)}} parameter(0)"
+    assert problems(stored.format("1,0"), line.format("S(1)", weight)) == []
+    assert len(problems(stored.format("0,1"), line.format("S(1)", weight))) == 1  # turned round
     assert problems(line.format("", "fusion.7")) == []  # an activation
     assert problems(line.replace("4096", "8").format("", weight)) == []  # costs nothing
 

@@ -16,7 +16,8 @@ _INSTRUCTION: Final = re.compile(
 )
 _ARRAY: Final = re.compile(r"\b(?P<dtype>[a-z]+\d+)\[(?P<dims>[\d,]+)\](?:\{(?P<layout>[^}]*)\})?")
 _ON_CHIP: Final = "S(1)"
-_OF_WEIGHT: Final = re.compile(r"(copy|transpose)\(%weights__")
+_OF_WEIGHT: Final = re.compile(r"(?:copy|transpose)\(%(?P<name>weights__[\w.]+)")
+_WEIGHT: Final = re.compile(r"%(?P<name>weights__[\w.]+) = \w+\[[\d,]+\]\{(?P<order>[\d,]+)")
 _LARGE: Final = 1 << 20
 """Elements of a weight that cost something to copy."""
 
@@ -117,12 +118,18 @@ def _cache_copies(instructions: list[_Instruction], wanted: Expectation) -> Iter
 
 
 def _weight_copies(instructions: list[_Instruction]) -> Iterator[str]:
-    """A weight that is stored one way and read another; fetching it ahead on chip is no copy."""
+    """A weight that is stored one way and read another; fetching it as it is on chip is no copy."""
+    parameters = (_WEIGHT.search(i.line) for i in instructions if i.op == "parameter")
+    orders = {found["name"]: found["order"] for found in parameters if found}
     for i in instructions:
-        if i.op in ("copy", "transpose") and _OF_WEIGHT.search(i.line):
-            for _, dims, layout in i.arrays():
-                if prod(dims) >= _LARGE and _ON_CHIP not in layout:
-                    yield f"{i.op} of a whole weight {dims}"
+        found = _OF_WEIGHT.search(i.line) if i.op in ("copy", "transpose") else None
+        if found is None:
+            continue
+        for _, dims, layout in i.arrays():
+            order = layout.partition(":")[0]
+            is_fetch = _ON_CHIP in layout and orders.get(found["name"], order) == order
+            if prod(dims) >= _LARGE and not is_fetch:
+                yield f"{i.op} of a whole weight {dims}"
 
 
 def _memory_problems(memory: ProgramMemory, wanted: Expectation) -> Iterator[str]:
