@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leadframe.errors import InternalError
-from leadframe.platform.batch import Bucket
+from leadframe.platform.batch import Bucket, forward_bucket
 from leadframe.platform.capabilities import Capabilities
 from leadframe.runner.buckets import BucketPolicy, bucketed_logprobs
 
@@ -120,9 +120,18 @@ class TestStatic:
         policy = policy_for(STATIC)
         assert policy.decode_sizes == (1, 2, 4, 8, 16, 32, 64)
         assert policy.token_sizes == (16, 32, 64, 128, 256, 512)
-        assert len(policy.all_buckets()) == (7 + 6) * 3
+        assert len(set(map(forward_bucket, policy.all_buckets()))) == (7 + 6) * 3
         assert Bucket(128, 64, 0, 64, 64) in policy.all_buckets()
         assert Bucket(16, 16, 0, 16, 16) in policy.all_buckets()
+
+    def test_the_usual_ways_to_sample_are_there_from_the_start_behind_the_shapes(self):
+        policy = policy_for(STATIC)
+        ways = [bucket.sample for bucket in policy.all_buckets()]
+        assert ways == ["greedy"] * 39 + ["plain"] * 39 + ["threshold"] * 39
+        for way in ("plain", "threshold"):
+            for needed in (decode(3, 5, sample=way), Bucket(100, 2, 0, 7, 2, way)):
+                assert policy.is_prepared(policy.bucket_for(needed))
+        assert not policy.is_prepared(policy.bucket_for(decode(3, 5, sample="sort")))
 
     def test_mixed_steps_count_their_decodes_as_chunk_rows(self):
         policy = policy_for(STATIC)
@@ -156,7 +165,7 @@ class TestMaxGraphs:
             caps.family, graph=caps.graph, static_shapes=caps.static_shapes, max_graphs=max_graphs
         )
         policy = policy_for(limited)
-        assert 0 < len(policy.all_buckets()) <= max_graphs
+        assert 0 < len(set(map(forward_bucket, policy.all_buckets()))) <= max_graphs
         for needed in (decode(64, 256), Bucket(512, 64, 10, 256, 64)):
             assert covers(policy.bucket_for(needed), needed)
 

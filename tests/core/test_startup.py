@@ -59,8 +59,7 @@ def test_a_pool_that_is_capped_says_why(tiny_llm):
     assert "capped" not in tiny_llm().engine.ledger.table()
 
 
-@pytest.mark.parametrize(("is_static", "sizes"), [(True, {1000}), (False, {1000, 1003})])
-def test_a_pool_that_steps_are_compiled_for_is_the_same_at_the_next_start(is_static, sizes):
+def sizer_for(is_static, **runner):
     backend = ReferenceBackend()
     stub = SimpleNamespace(
         caps=replace(backend.caps, static_shapes=is_static),
@@ -69,6 +68,19 @@ def test_a_pool_that_steps_are_compiled_for_is_the_same_at_the_next_start(is_sta
     )
     info = SimpleNamespace(max_position_embeddings=4096)
     spec = KVSpec((), 16, "float32")
-    config = EngineConfig("none")
-    sizer = KVSizer(config, SimpleNamespace(backend=stub), spec, info, StartupLedger(), "test")
+    running = SimpleNamespace(backend=stub, **runner)
+    return KVSizer(EngineConfig("none"), running, spec, info, StartupLedger(), "test")
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_the_step_that_is_measured_has_the_head_that_takes_most(is_static):
+    measured = []
+    nothing = {"allocate": lambda *args: None, "release": lambda: None}
+    sizer_for(is_static, profile=measured.append, **nothing)._profile()
+    assert [bucket.sample for bucket in measured] == ["sort"]
+
+
+@pytest.mark.parametrize(("is_static", "sizes"), [(True, {1000}), (False, {1000, 1003})])
+def test_a_pool_that_steps_are_compiled_for_is_the_same_at_the_next_start(is_static, sizes):
+    sizer = sizer_for(is_static)
     assert {sizer._plan(1024 * blocks, 0).num_blocks for blocks in (1000, 1003)} == sizes

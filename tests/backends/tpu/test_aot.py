@@ -19,7 +19,7 @@ from leadframe.models.spec import DecoderSpec, LayerSpec, RopeSpec
 from leadframe.platform import Bucket, KVSpec
 from leadframe.runner.step import ModelStep
 from leadframe_tpu.capabilities import BLOCK_SIZES, HEAD_DIMS
-from leadframe_tpu.compile_check.cases import kernel_case
+from leadframe_tpu.compile_check.cases import head_case, kernel_case
 from leadframe_tpu.compile_check.check import StepCase, check_step
 from leadframe_tpu.compile_check.environment import DEFAULT_TARGETS, has_compiler
 from leadframe_tpu.compile_check.report import format_matrix
@@ -28,6 +28,7 @@ from leadframe_tpu.compile_check.shapes import (
     BUCKETS,
     KERNEL_BUCKETS,
     SHAPES,
+    WAYS,
     KernelStep,
     Weight,
 )
@@ -61,7 +62,7 @@ def judge(request):
 
 
 def model_case(name, step, layers):
-    """A full step of the real model file, in the shape of a model."""
+    """The layers of a step of the real model file, in the shape of a model."""
     shape = replace(SHAPES[name], layers=layers)
     spec = DecoderSpec(
         architecture=name,
@@ -96,6 +97,22 @@ def test_a_full_step_of_llama_3_8b(judge, target, step, ranks):
     verdict = judge(model_case("llama-3-8b", step, layers), target, ranks)
     assert verdict.memory.scratch < 64 << 20
     assert verdict.cost.flops > 0
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_heads_of_llama_3_8b(judge, way, ranks):
+    case = head_case(model_case("llama-3-8b", "decode", 1), way)
+    verdict = judge(case, DEFAULT_TARGETS[0], ranks)
+    rows, table = 64 * 4096 * 2, 128_256 // ranks * 4096 * 2
+    assert table + rows <= verdict.memory.arguments < table + 2 * rows + (1 << 16)
+
+
+def test_a_head_does_not_depend_on_how_many_tokens_there_are(judge):
+    case = head_case(model_case("llama-3-8b", "mixed", 1), "greedy")
+    many = replace(case, bucket=replace(case.bucket, num_tokens=8192))
+    one, other = (judge(c, DEFAULT_TARGETS[0]) for c in (case, many))
+    assert one.memory == other.memory
 
 
 @pytest.mark.parametrize("step", BUCKETS)

@@ -8,7 +8,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from leadframe_tpu.compile_check.cases import decoder_case, kernel_case
+from leadframe_tpu.compile_check.cases import decoder_case, head_case, kernel_case
 from leadframe_tpu.compile_check.check import check_step
 from leadframe_tpu.compile_check.environment import DEFAULT_TARGETS, has_compiler
 from leadframe_tpu.compile_check.targets import open_target
@@ -108,6 +108,17 @@ def test_ranks_that_forget_to_add_up(v5e):
         return sound_build(ops)
 
     assert "sums over the ranks" in problems(replace(case, build=build), v5e, 4)
+
+
+def test_ranks_that_keep_their_logits_to_themselves(v5e):
+    case = head_case(decoder_case("gemma-3-1b", "decode", layers=1), "greedy")
+    sound_build = case.build
+
+    def build(ops):
+        ops.all_gather = lambda x: jnp.concatenate([x] * 4, axis=-1)
+        return sound_build(ops)
+
+    assert "0 gathers over the ranks" in problems(replace(case, build=build), v5e, 4)
 
 
 def _kernel_fault(body, scratch):

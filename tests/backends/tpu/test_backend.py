@@ -320,7 +320,7 @@ def test_steps_are_compiled_side_by_side(monkeypatch):
         return compile_lowered(*args)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr("leadframe_tpu.backend.compile_lowered", compile_together)
+    monkeypatch.setattr("leadframe_tpu.steps.compile_lowered", compile_together)
     backend = make()
     steps = [backend.compile(double, BUCKET, {}, []) for _ in range(2)]
     assert all(step.compile_seconds > 0 and step.bytes >= 0 for step in steps)
@@ -330,7 +330,7 @@ def test_what_the_compiler_finds_is_told_to_who_asks_the_step(monkeypatch):
     def fail(*args):
         raise jax.errors.JaxRuntimeError(LOADING)
 
-    monkeypatch.setattr("leadframe_tpu.backend.compile_lowered", fail)
+    monkeypatch.setattr("leadframe_tpu.steps.compile_lowered", fail)
     step = make().compile(double, BUCKET, {}, [])
     for ask in (lambda: step.bytes, lambda: step.run(None, [])):
         with pytest.raises(DeviceOOM, match="during compile"):
@@ -345,16 +345,17 @@ def test_a_closed_backend_compiles_no_more(monkeypatch):
         may_end.wait(60)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr("leadframe_tpu.backend.compile_lowered", wait)
+    monkeypatch.setattr("leadframe_tpu.steps.compile_lowered", wait)
     backend = make()
-    first, second, third = (backend.compile(double, BUCKET, {}, []) for _ in range(3))
-    second.close()
+    steps = [backend.compile(double, BUCKET, {}, []) for _ in range(3)]
+    pending = [step._held[0]._pending for step in steps]
+    steps[1].close()
     backend.close()
     may_end.set()
-    first._pending.result(60)
+    pending[0].result(60)
     assert len(begun) == 1
-    assert second._pending.cancelled()
-    assert third._pending.cancelled()
+    assert pending[1].cancelled()
+    assert pending[2].cancelled()
 
 
 # --- the cache ----------------------------------------------------------------------------

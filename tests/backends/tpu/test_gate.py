@@ -24,7 +24,7 @@ SOUND = [
     f"ROOT %tuple = (s32[8]{{0}}, {CACHE}) tuple(%t, %append.1)",
 ]
 BYTES = 64 * 32 * 256 * 2
-MEMORY = ProgramMemory(code=1 << 20, scratch=1 << 10, arguments=1 << 24, donated=BYTES)
+MEMORY = ProgramMemory(1 << 20, scratch=1 << 10, outputs=64, arguments=1 << 24, donated=BYTES)
 WANTED = Expectation(
     kernels={"kv_append": 1, "paged_attention": 1},
     cache_dtype="bf16",
@@ -108,11 +108,24 @@ def test_sums_over_ranks_are_counted():
     assert problems(line.format(1, ""), wanted=wanted) == ["1 sums over the ranks; there must be 2"]
 
 
+def test_gathers_over_ranks_are_counted():
+    wanted = replace(WANTED, all_gathers=1)
+    assert problems("%g.1 = f32[8]{0} all-gather-start(%x)", wanted=wanted) == []
+    assert problems(wanted=wanted) == ["0 gathers over the ranks; there must be 1"]
+
+
+def test_a_head_has_neither_cache_nor_kernels():
+    wanted = replace(WANTED, kernels={}, has_cache=False)
+    assert problems(lines=(), memory=replace(MEMORY, donated=0), wanted=wanted) == []
+    assert len(problems(lines=(), wanted=wanted)) == 1  # it donates something
+    assert lowering_problems("", 0) == []
+
+
 def test_lowering_checks_what_it_can():
     kernels = 'tpu_custom_call kernel_name = "kv_append" kernel_name = "paged_attention"'
     assert lowering_problems(kernels + " tf.aliasing_output", 1) == []
     assert lowering_problems(kernels, 1) == ["0 arrays are donated; there are 1 layers"]
-    assert len(lowering_problems("", 0)) == 3
+    assert len(lowering_problems("", 1)) == 4
 
 
 def test_the_matrix_says_what_is_wrong_and_how_strong_it_is():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from leadframe.platform.backend import (
     KVLayer,
     KVSpec,
     Partition,
+    SplitStep,
     StepFunction,
     WeightRole,
     WeightSource,
@@ -37,8 +37,8 @@ from leadframe_tpu.kernels.attention import Interpret
 from leadframe_tpu.memory import ChipMemory, Ledger, PretendMemory
 from leadframe_tpu.namespace import jax_namespace
 from leadframe_tpu.op_table import make_ops
-from leadframe_tpu.program import TpuStep, compile_lowered, lower_step
 from leadframe_tpu.ranks import Ranks
+from leadframe_tpu.steps import Programs, TpuStep
 
 QUICK_COMPILE: Final[Mapping[str, Any]] = {
     "xla_backend_optimization_level": 0,
@@ -99,6 +99,7 @@ class TpuBackend:
             self._memory = PretendMemory(target.memory_bytes)
         workers = min(_MAX_COMPILERS, len(os.sched_getaffinity(0)))
         self._compilers = ThreadPoolExecutor(workers, "tpu-compile")
+        self._programs = Programs(self._ranks, self._compilers, target.compiler_options)
         self._ops = make_ops(
             interpret=target.interpret,
             num_ranks=self._ranks.count,
@@ -198,16 +199,17 @@ class TpuBackend:
     ) -> CompiledStep:
         """Lowers a step, and compiles it ahead of time behind the call.
 
-        A program takes a core of the host half a minute, so those of a start are compiled side
-        by side.
+        A program takes a core of the host up to half a minute, so those of a start are compiled
+        side by side. Layers and head are programs of their own, which other buckets share.
         """
-        start = time.perf_counter()
+        head = None
         with compile_errors(bucket, self._free):
-            lowered = lower_step(step, bucket, weights, kv, self._ranks)
-        seconds = time.perf_counter() - start
-        options = self._target.compiler_options
-        pending = self._compilers.submit(compile_lowered, lowered, options, seconds)
-        made = TpuStep(bucket, pending, weights, self._ranks, self._ledger, self._free)
+            if isinstance(step, SplitStep):
+                forward = self._programs.forward(step, bucket, weights, kv)
+                head = self._programs.head(step, bucket, weights, forward.outputs[0])
+            else:
+                forward = self._programs.whole(step, bucket, weights, kv)
+        made = TpuStep(bucket, forward, head, weights, self._ranks, self._ledger, self._free)
         return cast(CompiledStep, made)  # its attributes are properties
 
     def close(self) -> None:

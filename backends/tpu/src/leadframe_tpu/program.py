@@ -1,27 +1,36 @@
-"""One step as a program: lowered for a bucket, compiled ahead of time, run with donated KV."""
+"""Programs: functions that are lowered for a bucket and compiled ahead of time."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
-from leadframe.platform.backend import KV, Array, StepFunction
-from leadframe.platform.batch import Bucket, StepBatch, packed_sizes, unpack
+from leadframe.platform.backend import KV, Array, SplitStep, StepFunction
+from leadframe.platform.batch import (
+    Bucket,
+    StepBatch,
+    forward_bucket,
+    head_arrays,
+    packed_sizes,
+    unpack,
+)
 from leadframe_tpu.cache import cache_hits, is_cache_used
-from leadframe_tpu.failures import compile_errors, device_errors
 from leadframe_tpu.kernels.layout import KVBlocks
-from leadframe_tpu.memory import Ledger
+from leadframe_tpu.layer_ops import take_rows
 from leadframe_tpu.ranks import KV_SPEC, Ranks
 
 _NOTHING = PartitionSpec()
+
+HIDDEN, ROWS = "hidden", "rows"
+"""What the layers of a step return: hidden states of every token, and of the sampling rows."""
 
 
 def lower_step(
@@ -49,21 +58,131 @@ def lower_step(
     ) -> tuple[dict[str, Array], KV]:
         return step(weights, kv_d, unpack(bucket, ints, floats))
 
+    batch = [_held((num_ints,), jnp.int32, ranks), _held((num_floats,), jnp.float32, ranks)]
+    return _lower(run, weights, kv, batch, ranks, platform)
+
+
+def lower_forward(
+    step: SplitStep,
+    bucket: Bucket,
+    weights: Mapping[str, Any],
+    kv: Sequence[KVBlocks],
+    ranks: Ranks,
+    platform: str | None = None,
+) -> jax.stages.Lowered:
+    """Lowers the layers of a step, for every bucket with the same `forward_bucket`.
+
+    Its ints are what `layer_ints` makes; it returns `HIDDEN` and `ROWS`.
+    """
+    sizes = forward_bucket(bucket)
+    num_ints, _ = packed_sizes(sizes)
+
+    def run(weights: Mapping[str, Array], kv_d: KV, ints: jax.Array) -> tuple[Any, KV]:
+        hidden, kv = step.forward(weights, kv_d, unpack(sizes, ints[:num_ints], None))
+        ids = ints[num_ints:]
+        rows = {name: take_rows(array, ids) for name, array in hidden.items()}
+        return {HIDDEN: hidden, ROWS: rows}, kv
+
+    batch = [_held((num_ints + bucket.num_seqs,), jnp.int32, ranks)]
+    return _lower(run, weights, kv, batch, ranks, platform)
+
+
+def lower_head(
+    step: SplitStep,
+    bucket: Bucket,
+    weights: Mapping[str, Any],
+    hidden: Mapping[str, Any],
+    ranks: Ranks,
+    platform: str | None = None,
+) -> jax.stages.Lowered:
+    """Lowers the head of a step, for every bucket with the same `head_bucket`.
+
+    Args:
+      step: the step.
+      bucket: the static sizes of the step.
+      weights: as in `lower_step`.
+      hidden: what `taken` chose; the same.
+      ranks: the devices.
+      platform: as in `lower_step`.
+    """
+    num_ints = _sizes(bucket)[1]
+
+    def run(weights: Mapping[str, Array], hidden: Mapping[str, Array], tail: jax.Array) -> Any:
+        floats = jax.lax.bitcast_convert_type(tail[num_ints:], jnp.float32)
+        arrays = head_arrays(bucket, tail[:num_ints], floats)
+        if _takes_rows(bucket):
+            count = jnp.arange(bucket.num_logits, dtype=jnp.int32)
+            arrays = replace(arrays, logits_idx=count)
+        return step.head(weights, hidden, arrays)
+
+    tail = _held((num_ints + packed_sizes(bucket)[1],), jnp.int32, ranks)
+    return _lower(run, weights, None, [hidden, tail], ranks, platform)
+
+
+def _takes_rows(bucket: Bucket) -> bool:
+    """Whether its head reads the sampling rows alone, so that it does not depend on the tokens."""
+    return bucket.num_logits == bucket.num_seqs
+
+
+def taken(bucket: Bucket, outputs: Any) -> Any:
+    """Returns what a head reads of what the layers return: the sampling rows where they suffice."""
+    return outputs[ROWS if _takes_rows(bucket) else HIDDEN]
+
+
+def resting(shapes: Any, ranks: Ranks) -> Any:
+    """Returns descriptions of arrays of some shapes that every rank holds."""
+    return jax.tree.map(lambda of: _held(of.shape, of.dtype, ranks), shapes)
+
+
+def layer_ints(batch: StepBatch) -> npt.NDArray[np.int32]:
+    """Copies what the layers of a step read: its ints, then the token of each sampling row."""
+    num_ints, _ = _sizes(batch.bucket)
+    rows = batch.bucket.num_seqs
+    ints = np.zeros(num_ints + rows, np.int32)
+    known = batch.ints[: num_ints + min(rows, batch.bucket.num_logits)]
+    ints[: len(known)] = known
+    return ints
+
+
+def head_ints(batch: StepBatch) -> npt.NDArray[np.int32]:
+    """Copies what the head of a step reads, the bits of the floats last: one buffer to send."""
+    num_ints, _ = _sizes(batch.bucket)
+    return np.concatenate([batch.ints[num_ints:], batch.floats.view(np.int32)])
+
+
+def _sizes(bucket: Bucket) -> tuple[int, int]:
+    """Returns how many of a step's ints its layers read, and how many its head."""
+    num_layer_ints, _ = packed_sizes(forward_bucket(bucket))
+    return num_layer_ints, packed_sizes(bucket)[0] - num_layer_ints
+
+
+def _held(shape: tuple[int, ...], dtype: Any, ranks: Ranks) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=ranks.replicated)
+
+
+def _lower(
+    run: Callable[..., Any],
+    weights: Mapping[str, Any],
+    kv: Sequence[KVBlocks] | None,
+    others: Sequence[Any],
+    ranks: Ranks,
+    platform: str | None,
+) -> jax.stages.Lowered:
+    """Lowers a function of weights, of a KV cache if there is one, and of replicated arrays."""
+    given = [dict(weights), *([] if kv is None else [list(kv)]), *others]
     if ranks.count > 1:
         own = {name: _spec(array) for name, array in weights.items()}
+        cached = [] if kv is None else [KV_SPEC]
         run = jax.shard_map(
             run,
             mesh=ranks.mesh,
-            in_specs=(own, KV_SPEC, _NOTHING, _NOTHING),
-            out_specs=(_NOTHING, KV_SPEC),
+            in_specs=(own, *cached, *(_NOTHING for _ in others)),
+            out_specs=_NOTHING if kv is None else (_NOTHING, KV_SPEC),
             check_vma=False,  # logits leave replicated, which the checker cannot see
         )
-    inputs = [
-        jax.ShapeDtypeStruct((size,), dtype, sharding=ranks.replicated)
-        for size, dtype in ((num_ints, jnp.int32), (num_floats, jnp.float32))
-    ]
+    donated = () if kv is None else (1,)
     with jax.set_mesh(ranks.mesh):  # kernels ask it what kind of chip they are compiled for
-        traced = jax.jit(run, donate_argnums=(1,)).trace(dict(weights), list(kv), *inputs)
+        traced = jax.jit(run, donate_argnums=donated).trace(*given)
         platforms = None if platform is None else (platform,)
         lowered: jax.stages.Lowered = traced.lower(lowering_platforms=platforms)
     return lowered
@@ -81,12 +200,14 @@ class ProgramMemory:
     Attributes:
       code: the program itself, held as long as it lives.
       scratch: temporaries and outputs, held while it runs.
+      outputs: the part of it that outlives the run.
       arguments: weights, KV and inputs.
       donated: the part of the arguments that the outputs reuse.
     """
 
     code: int
     scratch: int
+    outputs: int
     arguments: int
     donated: int
 
@@ -98,6 +219,7 @@ class ProgramMemory:
         return ProgramMemory(
             code=stats.generated_code_size_in_bytes,
             scratch=stats.temp_size_in_bytes + stats.output_size_in_bytes - alias,
+            outputs=stats.output_size_in_bytes - alias,
             arguments=stats.argument_size_in_bytes,
             donated=alias,
         )
@@ -127,85 +249,3 @@ def compile_lowered(
     hit = cache_hits() > hits if is_cache_used() else None
     seconds = lower_seconds + time.perf_counter() - start
     return Program(compiled, ProgramMemory.of(compiled), seconds, hit)
-
-
-class TpuStep:
-    """A step with its weights. It satisfies `leadframe.platform.CompiledStep`.
-
-    It may be compiling still: to run it, or to ask what it took, is to wait for that.
-
-    Args:
-      bucket: its sizes.
-      pending: the program.
-      weights: what the step reads.
-      ranks: the devices.
-      ledger: where its scratch is counted.
-      free: bytes that are free.
-    """
-
-    capture_seconds = 0.0
-    """Nothing is captured."""
-
-    def __init__(
-        self,
-        bucket: Bucket,
-        pending: Future[Program],
-        weights: Mapping[str, Array],
-        ranks: Ranks,
-        ledger: Ledger,
-        free: Callable[[], int],
-    ) -> None:
-        self._bucket, self._pending = bucket, pending
-        self._weights, self._ranks, self._ledger, self._free = dict(weights), ranks, ledger, free
-        self._program: Program | None = None
-        self._bytes = 0
-        self._is_closed = False
-
-    @property
-    def bytes(self) -> int:
-        """Device memory that it adds to the steps made before it."""
-        self._finished()
-        return self._bytes
-
-    @property
-    def compile_seconds(self) -> float:
-        """Tracing, lowering and compiling."""
-        return self._finished().seconds
-
-    @property
-    def cache_hit(self) -> bool | None:
-        """Whether the cache on disk served the compilation; None without one."""
-        return self._finished().cache_hit
-
-    def run(self, batch: StepBatch, kv_d: KV) -> tuple[dict[str, Array], KV]:
-        """Starts the step on a batch, and returns what it will produce."""
-        compiled = (self._program or self._finished()).compiled
-        # Copied: the caller fills its buffers again while the transfer may be under way.
-        ints, floats = np.array(batch.ints), np.array(batch.floats)
-        with device_errors("step", 0, self._free):
-            outputs, kv = compiled(self._weights, list(kv_d), ints, floats)
-            for array in outputs.values():  # all on their way before the first is waited for
-                array.copy_to_host_async()
-        return outputs, kv
-
-    def close(self) -> None:
-        """Drops the program and the weights."""
-        self._pending.cancel()
-        self._program, self._weights, self._is_closed = None, {}, True
-
-    def _finished(self) -> Program:
-        """Waits for the compiler, the first time, and counts what the program takes.
-
-        Raises:
-          CompileError: it could not be compiled.
-          DeviceOOM: the chip has no room for it.
-        """
-        assert not self._is_closed, "the step is closed"
-        if self._program is None:
-            with compile_errors(self._bucket, self._free):
-                self._program = self._pending.result()
-            # Programs add up; scratch does not, since one of them runs at a time.
-            memory, count = self._program.memory, self._ranks.count
-            growth = self._ledger.share_scratch(memory.scratch * count)
-            self._bytes = memory.code * count + growth
-        return self._program

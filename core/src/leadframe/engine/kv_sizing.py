@@ -24,7 +24,7 @@ from leadframe.kv_cache.capacity import (
 from leadframe.metrics import StartupLedger
 from leadframe.models import ModelInfo
 from leadframe.platform.backend import CompiledStep, KVSpec
-from leadframe.platform.batch import Bucket, SampleVariant
+from leadframe.platform.batch import Bucket
 from leadframe.platform.info import PlatformKind
 from leadframe.runner.batch_builder import BatchBuilder
 from leadframe.runner.buckets import BucketPolicy
@@ -225,9 +225,7 @@ class KVSizer:
         shrink = max(1, tokens // _HOST_PROFILE_TOKENS) if self._shrink_step else 1
         tokens, rows = -(-tokens // shrink), -(-rows // shrink)
         width = blocks_for(-(-tokens // rows), self._spec.block_size)
-        # Where steps are compiled, another variant would be one more compilation of the whole.
-        variant: SampleVariant = "greedy" if self._backend.caps.static_shapes else "sort"
-        bucket = policy.bucket_for(Bucket(tokens, rows, 0, width, rows, variant))
+        bucket = policy.bucket_for(Bucket(tokens, rows, 0, width, rows, "sort"))
         self._runner.allocate(self._spec, 2)
         before = self._backend.memory().used
         self._runner.profile(bucket)
@@ -251,6 +249,7 @@ class KVSizer:
 
         def note(bucket: Bucket, step: CompiledStep) -> None:
             label = f"{bucket.num_tokens} tokens, {bucket.num_seqs} rows, {bucket.num_blocks} wide"
+            label += "" if bucket.sample == "greedy" else f", {bucket.sample}"
             compiled.detail(label, step.compile_seconds, step.bytes, step.cache_hit)
             compiled.bytes += step.bytes
             if step.capture_seconds:

@@ -130,7 +130,8 @@ class SplitStep(Protocol):
     To call it is `forward` and then `head`. A backend may record or compile `forward` alone, once
     for `forward_bucket(bucket)`, and run `head` as it is: some tens of small ops. Then buckets that
     differ only in how they sample share what was made, and a way of sampling that was never met
-    before costs nothing. A backend that has no use for it calls the step.
+    before costs nothing. Where shapes are static, `head` is compiled too, once for
+    `head_bucket(bucket)`. A backend that has no use for it calls the step.
     """
 
     def __call__(
@@ -141,12 +142,19 @@ class SplitStep(Protocol):
     def forward(
         self, weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
     ) -> tuple[dict[str, Array], KV]:
-        """Runs the layers; reads only the arrays that `forward_bucket` has. A `StepFunction`."""
+        """Runs the layers; reads only the arrays that `forward_bucket` has. A `StepFunction`.
+
+        What it returns has tokens on the first axis.
+        """
 
     def head(
         self, weights: Mapping[str, Array], hidden: Mapping[str, Array], arrays: StepArrays
     ) -> dict[str, Array]:
-        """Turns what `forward` returned into the outputs of the step."""
+        """Turns what `forward` returned into the outputs of the step.
+
+        Of the sizes and arrays it reads only those that `head_arrays` has, and of `hidden` only
+        the rows `logits_idx`: it may be given these rows, with `logits_idx` counting them.
+        """
 
 
 @runtime_checkable
@@ -157,7 +165,8 @@ class CompiledStep(Protocol):
       bytes: device memory that this step holds beyond weights and KV.
       compile_seconds: time spent compiling.
       capture_seconds: time spent capturing a graph.
-      cache_hit: whether a cache on disk served the compilation; None when there is no cache.
+      cache_hit: whether a cache on disk served the compilation; None when there is no cache, or
+        all was compiled for other steps.
     """
 
     bytes: int

@@ -12,7 +12,7 @@ and never part of a result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any, Literal
@@ -66,6 +66,14 @@ def forward_bucket(bucket: Bucket) -> Bucket:
     return Bucket(
         bucket.num_tokens, bucket.num_seqs, bucket.num_decodes, bucket.num_blocks, 0, "skip"
     )
+
+
+def head_bucket(bucket: Bucket) -> Bucket:
+    """Returns a bucket's sizes without what only its layers ask for; those are 0.
+
+    Buckets in which it is the same may share a head.
+    """
+    return replace(bucket, num_tokens=0, num_decodes=0, num_blocks=0)
 
 
 _Field = tuple[str, tuple[int, ...]]
@@ -219,3 +227,19 @@ def forward_arrays(arrays: StepArrays) -> StepArrays:
     kept = {name: getattr(arrays, name) for name in names}
     kept["logits_idx"] = arrays.logits_idx[:0]
     return StepArrays(forward_bucket(arrays.bucket), **kept)
+
+
+def head_arrays(bucket: Bucket, ints: Any, floats: Any) -> StepArrays:
+    """Slices what a head reads; the arrays that only layers read are None.
+
+    Args:
+      bucket: the sizes of the step; the arrays have those of `head_bucket`.
+      ints: int32 [n], the packed ints behind those of `forward_bucket`; a device array.
+      floats: float32 [m], as in `unpack`.
+    """
+    fields = int_fields(bucket)
+    first = [name for name, _ in fields].index("logits_idx")
+    arrays: dict[str, Any] = dict.fromkeys(name for name, _ in fields[:first])
+    arrays.update(_split(ints, fields[first:]))
+    arrays.update(_split(floats, float_fields(bucket)))
+    return StepArrays(head_bucket(bucket), **arrays)

@@ -75,7 +75,8 @@ class Capabilities:
       static_shapes: every step must fit a bucket that was compiled; there is no eager path.
       deterministic: the same call twice gives the same bits.
       batch_invariant: a sequence's result does not depend on the others in its batch.
-      max_graphs: most compiled steps that may live at once; None means no limit.
+      max_graphs: most compiled steps that may live at once, those that differ only in how they
+        sample counted once; None means no limit.
       tensor_parallel: the largest `tensor_parallel_size`.
       rank_processes: this backend serves one device of a tensor-parallel group: the core starts a
         process with a backend of its own for each, `Limits.rank` says which one a backend is, and

@@ -83,16 +83,19 @@ class BucketPolicy:
 
         Other ways of sampling share these shapes and are made ready when they are first used:
         that takes no time where their layers are shared too (`leadframe.platform.SplitStep`).
+        Where shapes are static, even a head must be compiled: the usual ways to sample are there
+        from the start, behind the greedy steps whose layers they share.
         """
         decode = [_decode_bucket(size, width) for size, width in self._grid(self.decode_sizes)]
         mixed = [self._mixed_bucket(size, width) for size, width in self._grid(self.token_sizes)]
-        return decode + mixed
+        ways = _COMMON_WAYS if self.is_static else ("greedy",)
+        return [replace(shape, sample=way) for way in ways for shape in decode + mixed]
 
     def common_buckets(self) -> list[Bucket]:
         """Returns the usual ways to sample, for each size of decode steps at one width.
 
         Heads that are not recorded build kernels when they first run, and know no width: start-up
-        runs these once. Empty where shapes are static, since steps are compiled there.
+        runs these once. Empty where shapes are static: `all_buckets` has them.
         """
         if self.is_static:
             return []

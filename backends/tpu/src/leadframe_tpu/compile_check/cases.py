@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 from leadframe.platform.backend import KVLayerSpec, KVSpec
+from leadframe.platform.batch import SampleVariant
 from leadframe_tpu.capabilities import HEAD_DIMS
 from leadframe_tpu.compile_check.check import StepCase
 from leadframe_tpu.compile_check.shapes import (
@@ -15,6 +16,7 @@ from leadframe_tpu.compile_check.shapes import (
     BUCKETS,
     KERNEL_BUCKETS,
     SHAPES,
+    WAYS,
     DecoderStep,
     KernelStep,
 )
@@ -25,7 +27,7 @@ STEPS: Final = tuple(BUCKETS)
 
 
 def decoder_case(model: str, step: str, layers: int | None = None) -> StepCase:
-    """A full step of a model shape."""
+    """The layers of a step of a model shape."""
     shape = SHAPES[model]
     if layers is not None:
         shape = replace(shape, layers=layers)
@@ -58,8 +60,18 @@ def kernel_case(
 
 
 def cases(models: Sequence[str], steps: Sequence[str], layers: int | None) -> Iterator[StepCase]:
-    """Lists the steps of some models; "kernels" has a layer for each head dimension."""
+    """Lists the programs of some models; "kernels" has a layer for each head dimension."""
     for model in models:
         for step in steps:
-            is_model = model != KERNELS
-            yield decoder_case(model, step, layers) if is_model else kernel_case(HEAD_DIMS, step)
+            if model == KERNELS:
+                yield kernel_case(HEAD_DIMS, step)
+                continue
+            layered = decoder_case(model, step, layers)
+            yield layered
+            yield from (head_case(layered, way) for way in WAYS)
+
+
+def head_case(layered: StepCase, way: SampleVariant) -> StepCase:
+    """The head that follows some layers, for a way to sample."""
+    name, bucket = f"{layered.name}, {way} head", replace(layered.bucket, sample=way)
+    return replace(layered, name=name, bucket=bucket, is_head=True)

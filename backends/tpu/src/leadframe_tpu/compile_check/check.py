@@ -1,4 +1,4 @@
-"""Compiles one step for one target and judges it."""
+"""Compiles one program of a step for one target and judges it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from leadframe.errors import Unsupported
-from leadframe.platform.backend import KVSpec, StepFunction
+from leadframe.platform.backend import KVSpec, SplitStep, StepFunction
 from leadframe.platform.batch import Bucket
 from leadframe.platform.ops import Ops
 from leadframe_tpu.compile_check.gate import Expectation, lowering_problems, problems_of
@@ -22,7 +22,14 @@ from leadframe_tpu.failures import first_line
 from leadframe_tpu.kernels.layout import KVBlocks
 from leadframe_tpu.kv_cache import block_bytes, layer_shape
 from leadframe_tpu.op_table import make_ops
-from leadframe_tpu.program import ProgramMemory, lower_step
+from leadframe_tpu.program import (
+    ProgramMemory,
+    lower_forward,
+    lower_head,
+    lower_step,
+    resting,
+    taken,
+)
 from leadframe_tpu.ranks import Ranks
 
 LAYER_BYTES: Final = 512 << 20
@@ -35,7 +42,7 @@ Level = Literal["compiled", "lowered", "not applicable"]
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """One step to compile.
+    """One program to compile: of a `SplitStep` its layers or its head, else the whole step.
 
     Attributes:
       name: what it is called in the table.
@@ -45,6 +52,7 @@ class StepCase:
       bucket: its sizes.
       dtype: of weights and activations.
       max_ranks: most devices that can share it; None is any number.
+      is_head: the head of a `SplitStep`, and not its layers.
     """
 
     name: str
@@ -54,6 +62,7 @@ class StepCase:
     bucket: Bucket
     dtype: str = "bfloat16"
     max_ranks: int | None = None
+    is_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,7 @@ def check_step(case: StepCase, target: Target, num_ranks: int) -> Verdict:
         weights, kv = _abstract(case, ranks)
         lowered = _lower(case, ranks, weights, kv, level)
         if target.chip is None:
-            problems = lowering_problems(lowered.as_text(), len(kv))
+            problems = lowering_problems(lowered.as_text(), 0 if case.is_head else len(kv))
             return Verdict(case.name, target.name, num_ranks, level, tuple(problems))
         compiled = lowered.compile()
     except Unsupported as error:
@@ -163,21 +172,30 @@ def _lower(
 ) -> jax.stages.Lowered:
     ops = cast(Ops, SimpleNamespace(**make_ops(interpret=False, num_ranks=ranks.count)))
     platform = "tpu" if level == "lowered" else None
-    return lower_step(case.build(ops), case.bucket, weights, kv, ranks, platform)
+    step = case.build(ops)
+    if not isinstance(step, SplitStep):
+        return lower_step(step, case.bucket, weights, kv, ranks, platform)
+    layers = lower_forward(step, case.bucket, weights, kv, ranks, platform)
+    if not case.is_head:
+        return layers
+    hidden = resting(taken(case.bucket, layers.out_info[0]), ranks)
+    return lower_head(step, case.bucket, weights, hidden, ranks, platform)
 
 
 def expectation(case: StepCase, ranks: Ranks, chip: Chip, kv: list[KVBlocks]) -> Expectation:
     """What the compiled step must look like."""
     elements = tuple(layer.data.size // ranks.count for layer in kv)
     item = jnp.dtype(case.kv.dtype).itemsize
-    layers = len(kv)
+    layers, is_shared = 0 if case.is_head else len(kv), ranks.count > 1
     return Expectation(
         kernels={"kv_append": layers, "paged_attention": layers},
         cache_dtype=_XLA_NAMES[case.kv.dtype],
         cache_elements=elements,
         cache_bytes=sum(elements) * item,
         hbm_bytes=chip.hbm_bytes,
-        all_reduces=2 * layers if ranks.count > 1 else 0,
+        has_cache=not case.is_head,
+        all_reduces=2 * layers if is_shared else 0,
+        all_gathers=1 if is_shared and case.is_head else 0,
     )
 
 

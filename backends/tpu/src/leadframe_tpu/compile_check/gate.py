@@ -39,7 +39,9 @@ class Expectation:
       cache_elements: elements of each layer's cache on one device.
       cache_bytes: bytes of the whole cache on one device.
       hbm_bytes: memory of the device.
+      has_cache: whether it is given the cache, and so must donate it.
       all_reduces: how many sums over the ranks there must be at least.
+      all_gathers: the same of what ranks put together.
     """
 
     kernels: Mapping[str, int]
@@ -47,7 +49,9 @@ class Expectation:
     cache_elements: tuple[int, ...]
     cache_bytes: int
     hbm_bytes: int
+    has_cache: bool = True
     all_reduces: int = 0
+    all_gathers: int = 0
 
     @property
     def layer_bytes(self) -> int:
@@ -82,7 +86,7 @@ def problems_of(text: str, memory: ProgramMemory, wanted: Expectation) -> list[s
         *_cache_copies(instructions, wanted),
         *_weight_copies(instructions),
         *_memory_problems(memory, wanted),
-        *_missing_sums(instructions, wanted),
+        *_missing_exchanges(instructions, wanted),
     ]
 
 
@@ -133,8 +137,9 @@ def _weight_copies(instructions: list[_Instruction]) -> Iterator[str]:
 
 
 def _memory_problems(memory: ProgramMemory, wanted: Expectation) -> Iterator[str]:
-    if memory.donated != wanted.cache_bytes:
-        yield f"{memory.donated:,} bytes are donated; the cache has {wanted.cache_bytes:,}"
+    cache_bytes = wanted.cache_bytes if wanted.has_cache else 0
+    if memory.donated != cache_bytes:
+        yield f"{memory.donated:,} bytes are donated; the cache has {cache_bytes:,}"
     if memory.scratch > wanted.layer_bytes // 2:
         half = wanted.layer_bytes // 2
         yield f"{memory.scratch:,} bytes of scratch; half of a layer's cache is {half:,}"
@@ -142,10 +147,12 @@ def _memory_problems(memory: ProgramMemory, wanted: Expectation) -> Iterator[str
         yield f"{memory.total:,} bytes in all; the chip has {wanted.hbm_bytes:,}"
 
 
-def _missing_sums(instructions: list[_Instruction], wanted: Expectation) -> Iterator[str]:
-    found = sum(i.op in ("all-reduce", "all-reduce-start") for i in instructions)
-    if found < wanted.all_reduces:
-        yield f"{found} sums over the ranks; there must be {wanted.all_reduces}"
+def _missing_exchanges(instructions: list[_Instruction], wanted: Expectation) -> Iterator[str]:
+    found = Counter(i.op.removesuffix("-start") for i in instructions)
+    if found["all-reduce"] < wanted.all_reduces:
+        yield f"{found['all-reduce']} sums over the ranks; there must be {wanted.all_reduces}"
+    if found["all-gather"] < wanted.all_gathers:
+        yield f"{found['all-gather']} gathers over the ranks; there must be {wanted.all_gathers}"
 
 
 def lowering_problems(text: str, num_layers: int) -> list[str]:
@@ -155,13 +162,13 @@ def lowering_problems(text: str, num_layers: int) -> list[str]:
 
     Args:
       text: the lowered program.
-      num_layers: layers whose cache is donated.
+      num_layers: layers whose cache is donated; 0 for a head.
     """
     out = []
-    for name in ("kv_append", "paged_attention"):
+    for name in ("kv_append", "paged_attention") if num_layers else ():
         if f'kernel_name = "{name}"' not in text and f"@{name}" not in text:
             out.append(f"kernel {name!r} is not called")
-    if "tpu_custom_call" not in text:
+    if num_layers and "tpu_custom_call" not in text:
         out.append("there is no TPU kernel")
     donated = text.count("tf.aliasing_output") + text.count("jax.buffer_donor")
     if donated != num_layers:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from leadframe.platform.backend import KV, Array, KVLayerSpec, KVSpec, Partition, WeightRole
-from leadframe.platform.batch import Bucket, StepArrays
+from leadframe.platform.batch import Bucket, SampleVariant, StepArrays
 from leadframe.platform.capabilities import AttnParams
 from leadframe.platform.ops import Ops
 
@@ -18,6 +18,9 @@ BUCKETS: Final[Mapping[str, Bucket]] = {
     "mixed": Bucket(128, 32, 0, num_blocks=128, num_logits=32),
 }
 """A decode step and a mixed step, greedy."""
+
+WAYS: Final[tuple[SampleVariant, ...]] = ("greedy", "plain", "threshold")
+"""The ways to sample that a start compiles."""
 
 KERNEL_BUCKETS: Final[Mapping[str, Bucket]] = {
     "decode": Bucket(32, 32, 32, num_blocks=64, num_logits=0, sample="skip"),
@@ -120,7 +123,7 @@ SHAPES: Final[Mapping[str, DecoderShape]] = {
 
 @dataclass(frozen=True, slots=True)
 class DecoderStep:
-    """The step of a decoder, as `leadframe.runner` would build it."""
+    """The step of a decoder, as `leadframe.runner` would build it; a `SplitStep`."""
 
     shape: DecoderShape
     ops: Ops
@@ -128,7 +131,14 @@ class DecoderStep:
     def __call__(
         self, weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
     ) -> tuple[dict[str, Any], KV]:
-        """Computes every layer and one greedy token a row."""
+        """Computes every layer and one token a row."""
+        hidden, kv = self.forward(weights, kv_d, arrays)
+        return self.head(weights, hidden, arrays), kv
+
+    def forward(
+        self, weights: Mapping[str, Array], kv_d: KV, arrays: StepArrays
+    ) -> tuple[dict[str, Any], KV]:
+        """Computes every layer."""
         ops, kv = self.ops, []
         plans = [ops.plan(arrays, self.shape.attention(i)) for i in range(min(2, len(kv_d)))]
         rope = ops.rope_table(arrays.positions, weights["rope"])
@@ -139,10 +149,21 @@ class DecoderStep:
             params = self.shape.attention(i)
             x, layer = self._layer(x, own, layer, (plans[i % 2], params), rope)
             kv.append(layer)
-        hidden = ops.rms_norm(x, weights["norm"], 1e-5)
-        rows = ops.take_rows(hidden, arrays.logits_idx)
+        return {"hidden": ops.rms_norm(x, weights["norm"], 1e-5)}, kv
+
+    def head(
+        self, weights: Mapping[str, Array], hidden: Mapping[str, Array], arrays: StepArrays
+    ) -> dict[str, Any]:
+        """Computes logits and one token a row."""
+        ops, way = self.ops, arrays.bucket.sample
+        rows = ops.take_rows(hidden["hidden"], arrays.logits_idx)
         logits = ops.all_gather(ops.linear(rows, weights["head"]))
-        return {"tokens": ops.argmax(logits), "finite": ops.finite_rows(logits)}, kv
+        outputs = {"finite": ops.finite_rows(logits)}
+        if way == "greedy" or way == "skip":
+            return outputs | {"tokens": ops.argmax(logits)}
+        draw = (arrays.temperature, arrays.uniform, arrays.min_p, arrays.top_k, arrays.top_p)
+        tokens, covered = ops.sample(logits, *draw, way)
+        return outputs | {"tokens": tokens, "covered": covered}
 
     def _layer(
         self,
