@@ -152,7 +152,9 @@ def replays(kit: Kit, fields: Fields, arrays: Arrays) -> Arrays:
     before = kit.backend.memory().used
     for i in range(REPLAYS):
         outputs, kv_d = compiled.run(batches[i % len(batches)], kv_d)
-    kit.get(outputs["out"])
+        # As the core does. Left to queue up, what several devices do together may starve on a
+        # host of few cores, and XLA ends a process whose devices do not meet in time.
+        kit.get(outputs["out"])
     gc.collect()
     out["growth"] = np.array(kit.backend.memory().used - before)
     compiled.close()
