@@ -1,6 +1,7 @@
 """The benchmarks of an engine: keys, progress, and the mark of rounds that others disturbed."""
 
 import json
+import re
 import sys
 from argparse import ArgumentParser
 
@@ -8,6 +9,8 @@ import pytest
 
 from leadframe.bench import latency, throughput
 from leadframe.bench.load_guard import LoadGuard, Sample, disturbance
+from leadframe.bench.peer import Peer
+from leadframe.bench.workloads import Workload
 from leadframe.errors import ConfigError
 
 
@@ -68,10 +71,51 @@ def test_any_program_may_be_the_peer(tiny_llm, foreign, capsys, tmp_path):
     assert 0 <= row["token_agreement"] < 1
 
 
-@pytest.mark.parametrize("command", ["", "no-such-engine", "/dev/null"])
+@pytest.mark.parametrize("command", ["", "no-such-engine", "/dev/null", "python 'peer.py"])
 def test_a_peer_that_cannot_be_run_is_a_mistake_of_the_user(tiny_llm, command):
     with pytest.raises(ConfigError, match="--compare"):
         run(throughput, large(tiny_llm), *SMALL, "--compare", command)
+
+
+BAD_PEERS = {
+    "print('loading', flush=True)": "printed 'loading'",
+    "print('[1]', flush=True)": "JSON object with 'name'",
+    "sys.stdout.buffer.write(b'\\xff\\n')": "printed",
+    "hello(); sys.stdin.close()": "ended with status 0",
+    "hello(); sys.exit(4)": "ended with status 4",
+    "hello(); answer('50%')": "printed '\"50%\"'",
+    "hello(); answer({'token_ids': None})": "not a list of lists",
+    "hello(); answer({'token_ids': []})": "2 prompts with 0 tokens in 0 rows",
+    "hello(); answer({'token_ids': [[7], [7]]})": "exactly 3 for each",
+}
+
+
+@pytest.mark.parametrize("does", BAD_PEERS)
+def test_a_peer_that_does_not_speak_the_protocol_ends_the_run_in_one_line(tmp_path, does):
+    program = tmp_path / "peer.py"
+    program.write_text(
+        "import json, sys\n"
+        "def hello(): print(json.dumps({'name': 'bad'}), flush=True)\n"
+        "def answer(reply): sys.stdin.readline(); print(json.dumps(reply), flush=True)\n" + does
+    )
+    workload = Workload("batch", [[1, 2], [3]], 3)
+    wanted = re.escape(BAD_PEERS[does])
+    with (
+        pytest.raises(ConfigError, match=wanted) as raised,
+        Peer([sys.executable, str(program)], "model", 1) as peer,
+    ):
+        peer.run(workload)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_peer_that_is_gone_when_it_is_asked_is_reported(tmp_path):
+    program = tmp_path / "peer.py"
+    program.write_text("""print('{"name": "short"}', flush=True)""")
+    peer = Peer([sys.executable, str(program)], "model", 1)
+    peer._process.wait(60)
+    with pytest.raises(ConfigError, match="ended with status 0"):
+        peer.run(Workload("batch", [[1, 2]], 3))
+    peer.close()
 
 
 def test_rounds_that_were_all_disturbed_give_a_direction_only(tiny_llm, foreign, capsys):

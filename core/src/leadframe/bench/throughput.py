@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from leadframe.bench.load_guard import LoadGuard, disturbance
-from leadframe.bench.peer import TRANSFORMERS, Peer, median
+from leadframe.bench.peer import TRANSFORMERS, Peer, median, split_command
 from leadframe.bench.workloads import Workload, make_workload
-from leadframe.errors import ConfigError
 from leadframe.llm import LLM
 from leadframe.sampling_params import SamplingParams
 
@@ -77,7 +75,7 @@ def run_leadframe(llm: LLM, workload: Workload) -> tuple[Round, list[list[int]]]
 def run_peer(peer: Peer, workload: Workload) -> tuple[Round, list[list[int]]]:
     """Runs a workload on a peer."""
     guard = LoadGuard(peer.pid)
-    tokens = peer.run(workload)["token_ids"]
+    tokens = peer.run(workload)
     return _round("peer", workload, guard), tokens
 
 
@@ -183,9 +181,7 @@ def _start_peer(args: argparse.Namespace, llm: LLM) -> Peer | None:
     if args.compare == "none":
         return None
     is_known = args.compare == "transformers"
-    command = TRANSFORMERS if is_known else shlex.split(args.compare)
-    if not command:
-        raise ConfigError("--compare is empty; it takes transformers, none, or a command")
+    command = TRANSFORMERS if is_known else split_command(args.compare)
     threads = len(os.sched_getaffinity(0))
     return Peer(command, str(llm.engine.model_path), threads)
 
