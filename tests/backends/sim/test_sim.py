@@ -175,3 +175,18 @@ def test_steps_that_are_recorded_whole_change_no_token_and_are_counted(tiny_llm)
     assert late.value == counted
     _tokens(llm)
     assert late.value == counted, "greedy decodes are ready at start-up"
+
+
+def test_steps_made_while_serving_give_way_when_memory_runs_out(tiny_llm, caplog):
+    limits = {"block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 32}
+    limits |= {"max_model_len": 64, "num_blocks_override": 32}
+    roomy = tiny_llm(device="sim", **limits)
+    used = roomy.engine.parts.backend.memory().used
+    want = [_tokens(roomy, params) for params in (WAYS, WAYS[::-1])]
+    late = [step.bytes for step in roomy.engine.parts.runner._late.values()]
+    room = 2 * max(late)
+    assert sum(late) > room
+    tight = tiny_llm(device="sim", options={"memory_bytes": str(used + room)}, **limits)
+    assert [_tokens(tight, params) for params in (WAYS, WAYS[::-1])] == want
+    assert "freed the steps that were made while serving" in caplog.text
+    assert tight.engine.metrics.preemptions.value == 0

@@ -279,7 +279,7 @@ class Engine:
         A request that is alone and does not fit fails; the engine goes on.
         """
         try:
-            return schedule, self._runner.execute(schedule, on_launch)
+            return schedule, self._run(schedule, on_launch)
         except DeviceOOM as error:
             if len(schedule.rows) == 1:
                 self._fail(schedule.rows[0].request, str(error))
@@ -288,7 +288,17 @@ class Engine:
             retry = self._scheduler.schedule()
             if not retry.rows:
                 raise
-            return retry, self._runner.execute(retry, on_launch)
+            return retry, self._run(retry, on_launch)
+
+    def _run(self, schedule: SchedulerOutput, on_launch: OnLaunch) -> StepResult:
+        """Runs a schedule; out of memory, the steps made while serving go before any request."""
+        try:
+            return self._runner.execute(schedule, on_launch)
+        except DeviceOOM as error:
+            if not self._runner.drop_late():
+                raise
+            logger.warning("%s; freed the steps that were made while serving", error)
+        return self._runner.execute(schedule, on_launch)
 
     # --- update -------------------------------------------------------------------------
 

@@ -131,6 +131,18 @@ class ModelRunner:
             host = self._run(built.batch, on_launch)
         return read_result(schedule, built, host)
 
+    def drop_late(self) -> bool:
+        """Closes the steps that start-up did not prepare; False if none of them holds memory.
+
+        They are made again when they are needed.
+        """
+        held = any(step.bytes for step in self._late.values())
+        if held:
+            for step in self._late.values():
+                step.close()
+            self._late.clear()
+        return held
+
     def scrub(self, block_ids: Sequence[int]) -> None:
         """Overwrites blocks with zeros, so that what a failed request wrote is gone."""
         if not block_ids or self._spec is None:
