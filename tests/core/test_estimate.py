@@ -148,6 +148,21 @@ def test_the_command_says_it_in_json_too(config_only, capsys):
     assert all(step["seconds"] is None for step in result["decode_steps"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--max-model-len", "200000"], "--max-model-len is 200000, and the model serves at most"),
+        (["--bandwidth", "0"], "--bandwidth is 0; it must be at least 1"),
+    ],
+)
+def test_what_no_start_would_take_is_refused_in_one_line(config_only, capsys, flags, error):
+    assert main(["capacity", str(config_only()), "--memory", "80GB", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert error in err
+    assert err.count("\n") == 1
+
+
 def test_a_library_model_is_refused_with_the_types_that_are_known(config_only, capsys):
     assert main(["capacity", str(config_only(model_type="gpt2")), "--memory", "1GB"]) != 0
     assert "gpt2" in capsys.readouterr().err

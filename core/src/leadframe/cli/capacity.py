@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from leadframe.cli.parser import Parser, add_field, byte_size, token_count
 from leadframe.config import CacheConfig, DeviceConfig, EngineConfig, SchedulerConfig
+from leadframe.errors import ConfigError
 from leadframe.kv_cache.capacity import format_gib
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _parser() -> Parser:
     for flag, help_text in _SIZES.items():
         is_needed = flag == "--memory"
         parser.add_argument(
-            flag, type=byte_size, required=is_needed, default=0, metavar="SIZE", help=help_text
+            flag, type=byte_size, required=is_needed, metavar="SIZE", help=help_text
         )
     add_field(
         parser, DeviceConfig, "tensor_parallel_size", "--tensor-parallel-size", "-tp", metavar="N"
@@ -84,7 +85,9 @@ def _report(args: argparse.Namespace) -> _Report:
         ),
         device=DeviceConfig(tensor_parallel_size=args.tensor_parallel_size),
     )
-    found = estimate(described.model, config, args.memory, args.reserve)
+    if args.bandwidth == 0:
+        raise ConfigError("--bandwidth is 0; it must be at least 1 byte a second")
+    found = estimate(described.model, config, args.memory, args.reserve or 0)
     return _Report(described, found, args.memory, args.max_num_seqs, args.bandwidth)
 
 
@@ -95,7 +98,7 @@ class _Report(NamedTuple):
     found: Estimate
     memory: int
     max_num_seqs: int
-    bandwidth: int
+    bandwidth: int | None
 
     def lines(self) -> list[str]:
         """Returns what people read."""

@@ -16,6 +16,7 @@ from leadframe.kv_cache import kv_token_bytes
 from leadframe.kv_cache.capacity import (
     KVCapacity,
     capacity_of,
+    check_max_model_len,
     fit_max_model_len,
     format_gib,
     useful_capacity,
@@ -91,11 +92,12 @@ def estimate(
       reserve_bytes: what steps and graphs take of it.
 
     Raises:
-      ConfigError: the model does not divide among the ranks, a dtype is unknown, or the memory
-        does not hold the model and one sequence of the wanted length.
+      ConfigError: the model does not divide among the ranks or has fewer positions than wanted, a
+        dtype is unknown, or the memory does not hold the model and one such sequence.
     """
     ranks = config.device.tensor_parallel_size
     check_ranks(model, ranks)
+    check_max_model_len(config.max_model_len, model.info.max_position_embeddings)
     dtype = _named(config.dtype, "dtype", DEFAULT_DTYPE)
     kv_dtype = _named(config.cache.kv_cache_dtype, "kv-cache-dtype", dtype)
     element = DTYPE_BYTES[dtype]

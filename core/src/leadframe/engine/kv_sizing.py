@@ -17,6 +17,7 @@ from leadframe.kv_cache.capacity import (
     KVCapacity,
     blocks_for,
     capacity_of,
+    check_max_model_len,
     fit_max_model_len,
     format_gib,
     useful_capacity,
@@ -112,11 +113,7 @@ class KVSizer:
         memory = self._backend.memory()
         budget = int(memory.total * memory_fraction(config, kind))
         self._budget = min(budget, memory.free + memory.used)
-        if config.max_model_len is not None and config.max_model_len > self._limit:
-            raise ConfigError(
-                f"--max-model-len is {config.max_model_len}, and the model serves at most "
-                f"{self._limit} positions; lower it"
-            )
+        check_max_model_len(config.max_model_len, self._limit)
 
     def run(self) -> KVPlan:
         """Profiles, allocates, compiles; leaves the runner ready.

@@ -107,13 +107,26 @@ def useful_capacity(capacity: KVCapacity, max_num_seqs: int, max_model_len: int)
     return KVCapacity(min(most, capacity.num_blocks), capacity.block_size, capacity.block_bytes)
 
 
+def check_max_model_len(asked: int | None, model_limit: int) -> None:
+    """Checks that a model has as many positions as the user wants.
+
+    Raises:
+      ConfigError: it has fewer.
+    """
+    if asked is not None and asked > model_limit:
+        raise ConfigError(
+            f"--max-model-len is {asked}, and the model serves at most {model_limit} positions; "
+            "lower it"
+        )
+
+
 def fit_max_model_len(capacity: KVCapacity, asked: int | None, model_limit: int) -> int:
     """Returns the longest sequence to serve.
 
     Args:
       capacity: the KV cache.
       asked: what the user wants, or None for as much as possible.
-      model_limit: the model's own limit, which a larger `asked` has been checked against.
+      model_limit: the model's own limit, which `check_max_model_len` has looked at.
 
     Raises:
       ConfigError: what was asked for does not fit, or nothing does; the message has every number.
