@@ -6,6 +6,7 @@ from argparse import ArgumentParser
 import pytest
 
 from leadframe.bench import host as bench
+from leadframe.errors import ConfigError
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -29,3 +30,8 @@ def test_command(capsys, tiny_model, monkeypatch, as_json):
         header, *lines = out.splitlines()
         assert len(lines) == len(bench.WAYS)
         assert all(len(line) == len(header) for line in lines)
+
+
+def test_a_vocabulary_that_is_too_small_is_refused(tiny_model):
+    with pytest.raises(ConfigError, match="has 320 tokens; tokens from 1000 on are drawn"):
+        bench.run_host_bench([1], ["greedy"], model=str(tiny_model))

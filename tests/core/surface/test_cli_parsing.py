@@ -312,6 +312,19 @@ def test_devices_for_people(capsys):
     assert "reference: " in out
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "throughput --rounds 0", "throughput --num-requests -3", "latency --max-tokens 0",
+        "host --steps 0", "host --running 0", "serve --concurrency x", "startup --rounds 0",
+        "scheduler --steps 0",
+    ],
+)  # fmt: skip
+def test_a_benchmark_of_nothing_is_refused(capsys, command):
+    assert main(["bench", *command.split()]) == 2
+    assert "is not a whole number of at least 1" in capsys.readouterr().err
+
+
 def test_every_benchmark_follows_the_convention():
     import importlib
 

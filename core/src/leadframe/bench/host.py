@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from leadframe.bench import idle_backend
+from leadframe.bench.arguments import count
 from leadframe.engine import AsyncEngine, Engine
 from leadframe.engine.startup import build_parts
+from leadframe.errors import ConfigError
 from leadframe.llm import engine_config
 from leadframe.models import open_model
 from leadframe.sampling_params import SamplingParams
@@ -90,6 +92,11 @@ async def _measure(
         seed=0,
     )
     vocab_size = open_model(config.model).model.info.vocab_size
+    if vocab_size <= idle_backend.FIRST_TOKEN:
+        raise ConfigError(
+            f"the model has {vocab_size} tokens; tokens from {idle_backend.FIRST_TOKEN} on are "
+            "drawn, so that none is special: take a model with more"
+        )
     backend = idle_backend.IdleBackend(vocab_size, running, step_ms / 1000)
     engine = AsyncEngine(Engine(build_parts(config, backend=backend)))
     rng = np.random.default_rng(1)
@@ -117,11 +124,11 @@ async def _read(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this benchmark to those of every benchmark."""
     parser.add_argument("--model", help="whose tokenizer is used; default: the embedded model")
-    parser.add_argument("--running", type=int, nargs="+", default=RUNNING, help="streams")
+    parser.add_argument("--running", type=count, nargs="+", default=RUNNING, help="streams")
     parser.add_argument(
         "--ways", nargs="+", default=("greedy", "sampled"), choices=WAYS, help="how to sample"
     )
-    parser.add_argument("--steps", type=int, default=200, help="decode steps of each stream")
+    parser.add_argument("--steps", type=count, default=200, help="decode steps of each stream")
     parser.add_argument(
         "--step-ms", type=float, default=5.0, help="milliseconds that a step takes on the device"
     )

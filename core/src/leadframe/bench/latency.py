@@ -8,6 +8,7 @@ import json
 import time
 from typing import Any
 
+from leadframe.bench.arguments import count
 from leadframe.bench.load_guard import LoadGuard, disturbance
 from leadframe.bench.peer import median
 from leadframe.bench.workloads import Workload, make_workload
@@ -17,8 +18,8 @@ from leadframe.sampling_params import SamplingParams
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this benchmark to those of every benchmark."""
-    parser.add_argument("--rounds", type=int, default=3, help="timed streams")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens to generate each")
+    parser.add_argument("--rounds", type=count, default=3, help="timed streams")
+    parser.add_argument("--max-tokens", type=count, default=64, help="tokens to generate each")
 
 
 def one_stream(llm: LLM, workload: Workload) -> dict[str, Any]:

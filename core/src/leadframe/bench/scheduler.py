@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from leadframe.bench.arguments import count
 from leadframe.config import SchedulerConfig
 from leadframe.kv_cache import KVCacheManager, blocks_for
 from leadframe.platform.capabilities import Capabilities
@@ -156,9 +157,11 @@ def _requests(count: int, max_tokens: int, temperature: float) -> list[Request]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this benchmark to those of every benchmark."""
-    parser.add_argument("--running", type=int, nargs="+", default=RUNNING, help="running requests")
+    parser.add_argument(
+        "--running", type=count, nargs="+", default=RUNNING, help="running requests"
+    )
     parser.add_argument("--waiting", type=int, nargs="+", default=WAITING, help="waiting requests")
-    parser.add_argument("--steps", type=int, default=200, help="timed steps of each combination")
+    parser.add_argument("--steps", type=count, default=200, help="timed steps of each combination")
     parser.add_argument("--temperature", type=float, default=0.0, help="of every request")
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from leadframe.bench.arguments import count
 from leadframe.bench.http_load import Target, Timing, get_json, stream_completion
 from leadframe.errors import ConfigError
 
@@ -23,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default=None, help="name to ask for; without it, the first that the server lists"
     )
-    parser.add_argument("--num-requests", type=int, default=64, help="requests in all")
-    parser.add_argument("--concurrency", type=int, default=16, help="requests at once")
+    parser.add_argument("--num-requests", type=count, default=64, help="requests in all")
+    parser.add_argument("--concurrency", type=count, default=16, help="requests at once")
     parser.add_argument(
         "--request-rate", type=float, default=0.0,
         help="requests a second, at random times (Poisson); 0 sends as soon as there is room",
     )  # fmt: skip
-    parser.add_argument("--prompt-words", type=int, default=128, help="words in a prompt")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens to generate each")
+    parser.add_argument("--prompt-words", type=count, default=128, help="words in a prompt")
+    parser.add_argument("--max-tokens", type=count, default=64, help="tokens to generate each")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and times")
 
 

@@ -14,12 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from leadframe.bench.arguments import count
 from leadframe.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this benchmark to those of every benchmark."""
-    parser.add_argument("--rounds", type=int, default=2, help="servers to start, one after another")
+    parser.add_argument(
+        "--rounds", type=count, default=2, help="servers to start, one after another"
+    )
     parser.add_argument(
         "serve_args", nargs="*", metavar="-- SERVE-ARGUMENT",
         help="arguments of leadframe serve, after --",

@@ -13,6 +13,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from leadframe.bench.arguments import count
 from leadframe.bench.load_guard import LoadGuard, disturbance
 from leadframe.bench.peer import TRANSFORMERS, Peer, median, split_command
 from leadframe.bench.workloads import Workload, make_workload
@@ -45,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="one workload only; both single and batch are run otherwise",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each engine")
-    parser.add_argument("--num-requests", type=int, default=None, help="requests in a workload")
-    parser.add_argument("--max-tokens", type=int, default=None, help="tokens to generate each")
+    parser.add_argument("--rounds", type=count, default=3, help="timed rounds of each engine")
+    parser.add_argument("--num-requests", type=count, default=None, help="requests in a workload")
+    parser.add_argument("--max-tokens", type=count, default=None, help="tokens to generate each")
     parser.add_argument(
         "--compare",
         default="transformers",
