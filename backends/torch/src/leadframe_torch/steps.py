@@ -102,6 +102,7 @@ class RecordedStep:
         if self._split is not None:
             recorded, sizes = self._split.forward, forward_bucket(bucket)
         self._recording = recordings.share(recorded, sizes, weights, kv)
+        self._is_open = True
         is_first = self._recording.num_users == 1
         self.bytes = self._recording.bytes if is_first else 0
         self.compile_seconds = 0.0
@@ -133,8 +134,10 @@ class RecordedStep:
 
     def close(self) -> None:
         """Lets the recording go, which frees the graph that no other step shares."""
-        self._recording.release()
-        self.bytes = 0
+        if self._is_open:  # a second time would let go of what others still replay
+            self._is_open = False
+            self._recording.release()
+            self.bytes = 0
 
 
 class TracedStep:
