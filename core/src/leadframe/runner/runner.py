@@ -82,7 +82,8 @@ class ModelRunner:
     def prepare(self, on_compiled: OnCompiled | None = None) -> int:
         """Compiles every bucket that the policy lists and returns the bytes they hold.
 
-        Then runs the usual ways to sample once, so that what a head builds lazily is there.
+        Then runs the usual ways to sample once, so that what a head builds lazily is there: without
+        capturing, since a device that records steps whole would hold three for each.
         """
         assert self._policy is not None
         for bucket in self._policy.all_buckets():
@@ -92,9 +93,11 @@ class ModelRunner:
             if on_compiled is not None:
                 on_compiled(bucket, step)
         for bucket in self._policy.common_buckets():
-            if bucket not in self._prepared:
-                self._late[bucket] = self._compile(bucket, capture=True)
-            self._run_full(self._step_for(bucket), bucket)
+            prepared = self._prepared.get(bucket)
+            if prepared is None:
+                self.profile(bucket)
+            else:
+                self._run_full(prepared, bucket)
         return sum(step.bytes for step in self._prepared.values())
 
     def profile(self, bucket: Bucket) -> None:
@@ -112,7 +115,8 @@ class ModelRunner:
 
         Args:
           schedule: its rows.
-          on_launch: called once the device has its work, before this waits for it.
+          on_launch: called when the device has its work, before this waits for it, and also before
+            a step is compiled that start-up did not make.
 
         A draw that the candidates do not cover makes the step run again with a full sort: the
         same K and V go to the same slots, so running twice changes nothing else.
@@ -159,6 +163,8 @@ class ModelRunner:
         self._weights = {}
 
     def _run(self, batch: StepBatch, on_launch: OnLaunch) -> dict[str, npt.NDArray[Any]]:
+        if batch.bucket not in self._prepared and batch.bucket not in self._late:
+            on_launch()  # to compile may take long: nothing that is due waits for it
         step = self._step_for(batch.bucket)
         outputs, self._kv = step.run(batch, self._kv)
         on_launch()
