@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 
@@ -41,10 +41,14 @@ def stream(tokenizer, prompt, output, cuts=(), skip=True):
     return [*texts, detokenizer.finish()]
 
 
-def is_continuation(prompt_text, whole, added):
-    """Whether `added` continues the prompt: all of it, or all but its incomplete last character."""
+def is_continuation(prompt_text, whole, added, num_marks=1):
+    """Whether `added` continues the prompt: all of it, or all but its incomplete last character.
+
+    That stands in the prompt's text as at most `num_marks` replacement characters.
+    """
     head = whole[: len(whole) - len(added)]
-    return head + added == whole and prompt_text in (head, head + "\ufffd")
+    heads = [head + "\ufffd" * count for count in range(num_marks + 1)]
+    return head + added == whole and prompt_text in heads
 
 
 # Bytes of many scripts, special tokens, words: half of the ids are single bytes.
@@ -67,11 +71,13 @@ def test_byte_level_text_is_what_the_tokenizers_library_decodes(prompt, output, 
 
 
 @settings(max_examples=300, deadline=None)
+@example(prompt=[240, 163], output=[], cuts=[], skip=False)
 @given(prompt=SPM_IDS, output=SPM_IDS, cuts=CUTS, skip=st.booleans())
 def test_byte_fallback_text_is_what_decoding_the_whole_gives(prompt, output, cuts, skip):
     whole = SPM.decode(prompt + output, skip)
     added = "".join(stream(SPM, prompt, output, cuts, skip))
-    assert is_continuation(SPM.decode(prompt, skip), whole, added)
+    # this decoder writes a mark for each byte, and three may lack their last
+    assert is_continuation(SPM.decode(prompt, skip), whole, added, num_marks=3)
 
 
 VALID = st.lists(
