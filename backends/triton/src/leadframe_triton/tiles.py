@@ -51,7 +51,7 @@ _Entry = tuple[int, tuple[Tile, ...]]
 
 _HALF: Final[dict[tuple[str, Kind], tuple[_Entry, ...]]] = {
     ("ampere", "ragged"): (
-        (64, (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3))),
+        (64, (Tile(128, 64, 8, 3), Tile(64, 32, 4, 3))),
         (128, (Tile(128, 64, 8, 3), Tile(64, 64, 8, 3))),
         (256, (Tile(64, 32, 8, 3),)),
     ),
