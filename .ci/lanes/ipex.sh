@@ -17,7 +17,8 @@ dependencies() {  # of the core, and of torch and IPEX without their CUDA wheels
   "$bin/python" - <<'PYTHON'
 import pathlib, tomllib
 project = tomllib.loads(pathlib.Path("core/pyproject.toml").read_text())["project"]
-print(*project["dependencies"], *project["optional-dependencies"]["conformance"], sep="\n")
+extras = project["optional-dependencies"]
+print(*project["dependencies"], *extras["conformance"], *extras["structured"], sep="\n")
 PYTHON
   printf '%s\n' filelock fsspec jinja2 networkx packaging psutil sympy typing-extensions
   grep -E '^(httpx|hypothesis|pytest)' requirements-dev.txt
