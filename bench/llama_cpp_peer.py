@@ -23,10 +23,16 @@ BATCH = 2048
 """Tokens that one call may bring, as many as Leadframe's default token budget."""
 
 
+@llama_cpp.llama_log_callback
+def _quiet(level: int, text: bytes, data: Any) -> None:
+    """Leaves out what llama.cpp logs of every context."""
+
+
 class Sequences:
     """A loaded model, and contexts of as many sequences as a workload has."""
 
     def __init__(self, path: str, threads: int) -> None:
+        llama_cpp.llama_log_set(_quiet, None)
         llama_cpp.llama_backend_init()
         self._threads = threads
         params = llama_cpp.llama_model_default_params()
