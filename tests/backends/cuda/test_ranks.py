@@ -19,6 +19,7 @@ def gpus(monkeypatch):
     """Makes torch see four GPUs, none of which can be used."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "a GPU")
 
 
 @pytest.mark.parametrize(("index", "ranks"), [(0, 5), (2, 3), (3, 2)])
