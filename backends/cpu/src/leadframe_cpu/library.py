@@ -23,8 +23,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from leadframe.platform.cache_folder import cache_root
 from leadframe_cpu.cpu_info import cpu_info
-from leadframe_torch.cache import cache_root
 
 logger = logging.getLogger(__name__)
 

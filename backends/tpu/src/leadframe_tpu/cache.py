@@ -13,18 +13,14 @@ from pathlib import Path
 import jax
 import jax.monitoring
 
+from leadframe.platform.cache_folder import cache_root
+
 _HIT = "/jax/compilation_cache/cache_hits"
 
 
 def default_folder(env: Mapping[str, str]) -> Path:
-    """Returns where compiled steps are kept unless told otherwise: beside the other backends'.
-
-    A variable that is empty is one that is not set.
-    """
-    chosen = env.get("LEADFRAME_CACHE_DIR")
-    if chosen:
-        return Path(chosen, "tpu")
-    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache", "leadframe", "tpu")
+    """Returns where compiled steps are kept unless told otherwise: beside the other backends'."""
+    return cache_root(env) / "tpu"
 
 
 def use_folder(folder: Path) -> None:

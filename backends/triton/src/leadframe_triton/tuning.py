@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 import triton
 
-from leadframe_torch.cache import cache_root
+from leadframe.platform.cache_folder import cache_root
 from leadframe_triton.arch import Arch
 from leadframe_triton.launch import TileKey, default_tile
 from leadframe_triton.tiles import Tile, tiles_for

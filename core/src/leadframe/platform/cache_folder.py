@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 
-def cache_root() -> Path:
+def cache_root(env: Mapping[str, str] = os.environ) -> Path:
     """Returns `$LEADFRAME_CACHE_DIR`, else `leadframe` in `$XDG_CACHE_HOME` or `~/.cache`.
 
     It need not exist. A variable that is empty is one that is not set.
     """
-    chosen = os.environ.get("LEADFRAME_CACHE_DIR")
+    chosen = env.get("LEADFRAME_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "leadframe")
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache", "leadframe")
