@@ -12,6 +12,7 @@ from leadframe.models.hf_config import read_hf_config
 from leadframe.models.info import Parameter
 from leadframe.models.locate import is_gguf, locate_model
 from leadframe.models.model import DecoderModel, Model
+from leadframe.models.ranks import heads_per_rank
 from leadframe.models.spec import EMBED, LM_HEAD
 from leadframe.platform.backend import KVLayerSpec
 
@@ -77,8 +78,10 @@ def rank_read_bytes(model: Model, element_bytes: int, ranks: int = 1) -> int:
 
 
 def rank_kv_layers(layers: Sequence[KVLayerSpec], ranks: int) -> list[KVLayerSpec]:
-    """Returns the KV cache of one rank: its share of the heads, at least one."""
-    return [replace(layer, num_kv_heads=max(1, layer.num_kv_heads // ranks)) for layer in layers]
+    """Returns the KV cache of one rank."""
+    return [
+        replace(layer, num_kv_heads=heads_per_rank(layer.num_kv_heads, ranks)) for layer in layers
+    ]
 
 
 def _rank_elements(parameter: Parameter, ranks: int) -> int:
@@ -87,7 +90,7 @@ def _rank_elements(parameter: Parameter, ranks: int) -> int:
         return whole
     if cut.heads is None:
         return whole // ranks
-    rows = max(1, cut.heads // ranks) * cut.unit
+    rows = heads_per_rank(cut.heads, ranks) * cut.unit
     return whole // parameter.shape[cut.axis] * rows
 
 

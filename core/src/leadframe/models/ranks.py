@@ -1,4 +1,4 @@
-"""Whether a model divides among the ranks of a tensor-parallel group."""
+"""How a model divides among the ranks of a tensor-parallel group, and whether it does."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from leadframe.models.model import Model
 
 _MOST: Final = 64
 """Sizes that are tried for the error message."""
+
+
+def heads_per_rank(heads: int, ranks: int) -> int:
+    """Returns the heads that a rank holds: its share, and at least one, which then is repeated."""
+    return max(1, heads // ranks)
 
 
 def check_ranks(model: Model, ranks: int) -> None:
@@ -47,4 +52,4 @@ def _problem(parameter: Parameter, ranks: int, num_heads: int) -> str | None:
     return None if is_repeated or partition.heads % ranks == 0 else f"{partition.heads} heads"
 
 
-__all__ = ["check_ranks"]
+__all__ = ["check_ranks", "heads_per_rank"]

@@ -15,6 +15,7 @@ from typing import Any, Final
 from leadframe.channel import start_process
 from leadframe.engine.ranks.wire import Arrays, Channel, Message, read_error
 from leadframe.errors import DeviceLost, DeviceOOM, LeadframeError
+from leadframe.models.ranks import heads_per_rank
 
 logger = logging.getLogger(__name__)
 
@@ -231,6 +232,6 @@ class RankGroup:
 
 def head_parts(num_kv_heads: int, count: int) -> Sequence[slice]:
     """Returns which KV heads of a layer each rank holds; several hold one where they are few."""
-    size = max(1, num_kv_heads // count)
+    size = heads_per_rank(num_kv_heads, count)
     firsts = [rank * num_kv_heads // count for rank in range(count)]
     return [slice(first, first + size) for first in firsts]
