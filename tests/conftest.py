@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from leadframe.engine import Engine
 from leadframe.llm import LLM, engine_config
+from leadframe.sampling_params import SamplingParams
 
 TINY_VOCAB = 320
 """256 bytes, then tokens that only sampling produces, then </s>."""
@@ -88,6 +89,25 @@ def _write_tokenizer(path: Path, vocab: int) -> None:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face directory with a tiny seeded Llama."""
     return write_tiny_llama(tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture
+def generate_small() -> Callable[..., list]:
+    """Two prompts on the default model, two rows and sixteen tokens a step: for slow devices."""
+
+    def generate(device: str, **sampling) -> list:
+        settings = {
+            "dtype": "float32",
+            "max_num_seqs": 2,
+            "max_num_batched_tokens": 16,
+            "max_model_len": 64,
+            "kv_cache_memory_bytes": 32 << 20,
+        }
+        params = SamplingParams(temperature=0.0, ignore_eos=True, **sampling)
+        with LLM(device=device, **settings) as llm:
+            return llm.generate(["The capital of France is", "1, 1, 2, 3, 5, 8,"], params)
+
+    return generate
 
 
 class CheckedEngine(Engine):
