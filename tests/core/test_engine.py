@@ -176,6 +176,26 @@ def test_outputs_come_after_the_next_launch_and_before_its_wait(tiny_llm, monkey
     assert _is_idle(engine)
 
 
+def test_outputs_that_are_due_do_not_wait_for_a_step_that_is_compiled_late(tiny_llm) -> None:
+    engine = tiny_llm().engine
+    engine.overlaps = True
+    expected = _drain_one(engine, "before", GREEDY)
+    runner, events = engine.parts.runner, []
+    compiled = runner._compile
+
+    def noted(bucket, *, capture):
+        events.append("compile")
+        return compiled(bucket, capture=capture)
+
+    runner._compile = noted
+    engine.add_request("a", PROMPTS[0], GREEDY)
+    while engine.has_work:
+        runner._late.clear()
+        engine.advance(lambda outputs: events.extend(t for o in outputs for t in o.token_ids))
+    steps = [["compile"], *([token, "compile"] for token in expected[:-1])]
+    assert events == [event for step in steps for event in step]
+
+
 def test_a_device_that_is_not_asynchronous_delivers_each_step_at_once(tiny_llm) -> None:
     """Its next step would be over before anybody saw the tokens of this one."""
     engine = tiny_llm().engine

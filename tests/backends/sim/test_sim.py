@@ -190,3 +190,21 @@ def test_steps_made_while_serving_give_way_when_memory_runs_out(tiny_llm, caplog
     assert [_tokens(tight, params) for params in (WAYS, WAYS[::-1])] == want
     assert "freed the steps that were made while serving" in caplog.text
     assert tight.engine.metrics.preemptions.value == 0
+
+
+def test_a_start_captures_greedy_steps_and_only_runs_the_other_ways(tiny_llm, monkeypatch):
+    """Steps are recorded whole here: each other way would hold a program of its own."""
+    captured, ran = [], []
+    compile_step = SimBackend.compile
+
+    def noted(self, step, bucket, weights, kv, capture=True):
+        (captured if capture else ran).append(bucket)
+        return compile_step(self, step, bucket, weights, kv, capture)
+
+    monkeypatch.setattr(SimBackend, "compile", noted)
+    runner = tiny_llm(device="sim", block_size=16, max_num_seqs=4).engine.parts.runner
+    common = [b for b in runner._policy.common_buckets() if b.sample != "greedy"]
+    assert captured == runner._policy.all_buckets()
+    assert common
+    assert set(common) <= set(ran)
+    assert not runner._late

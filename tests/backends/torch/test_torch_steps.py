@@ -154,6 +154,17 @@ def test_buckets_that_only_sample_otherwise_share_a_recording(parts):
     assert graphs.live == 0
 
 
+def test_a_step_that_is_closed_twice_frees_nothing_that_another_replays(parts):
+    graphs, split = PretendGraphs(), Split()
+    backend, kv, weights = parts(graphs=graphs)
+    first, second = (backend.compile(split, b, weights, kv) for b in (BUCKET, PLAIN))
+    first.close()
+    first.close()
+    assert graphs.live == 1
+    second.close()
+    assert graphs.live == 0
+
+
 def test_another_shape_cache_or_model_is_recorded_anew(parts):
     graphs, split = PretendGraphs(), Split()
     backend, kv, weights = parts(graphs=graphs)
